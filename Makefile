@@ -42,6 +42,7 @@ doctest: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --doctest-modules src/fisherfold
 
 lint: $(VENV)/.dev
+	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
 audit: $(VENV)/.dev ## check the lock file against pyproject.toml

@@ -30,7 +30,9 @@ LOCK_ONLY = {"setuptools": "84.2.1"}
 def pinned() -> dict[str, str]:
     """The versions of constraints.txt by name."""
     pins = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines()]
-    return LOCK_ONLY | {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in pins}
+    return LOCK_ONLY | {
+        canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in pins
+    }
 
 
 def wanted() -> dict[str, str]:
@@ -59,16 +61,30 @@ def wanted() -> dict[str, str]:
 
 def written() -> dict[str, str]:
     """What the lock file names, each with at least one hash."""
-    entry = re.compile(r"^([\w.-]+)==(\S+) \\\n(?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+", re.MULTILINE)
+    entry = re.compile(
+        r"^([\w.-]+)==(\S+) \\\n(?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+", re.MULTILINE
+    )
     return dict(entry.findall(LOCK.read_text()))
 
 
 def hashes(name: str, version: str) -> list[str]:
     """The hash of the file that pip would install."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder, f"{name}=={version}"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "-q",
+            "--no-deps",
+            "-d",
+            folder,
+            f"{name}=={version}",
+        ]
         subprocess.run(command, check=True)
-        return [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(Path(folder).iterdir())]
+        return [
+            hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(Path(folder).iterdir())
+        ]
 
 
 def main() -> None:
@@ -81,12 +97,20 @@ def main() -> None:
         have = written()
         if have != need:
             off = sorted(name for name in {*have, *need} if have.get(name) != need.get(name))
-            raise SystemExit(f"requirements.lock is out of date for {', '.join(off)}: run python .ci/lock.py")
-        print(f"requirements.lock: {len(have)} packages, each pinned and hashed, as pyproject.toml needs them")
+            raise SystemExit(
+                f"requirements.lock is out of date for {', '.join(off)}: run python .ci/lock.py"
+            )
+        print(
+            f"requirements.lock: {len(have)} packages, each pinned and hashed, as pyproject.toml needs them"
+        )
         return
     text = "# Written by .ci/lock.py: what fisherfold runs on; CPython 3.11 on Linux x86-64, the CPU build of torch.\n"
     for name, version in need.items():
-        text += f"{name}=={version} \\\n" + " \\\n".join(f"    --hash=sha256:{h}" for h in hashes(name, version)) + "\n"
+        text += (
+            f"{name}=={version} \\\n"
+            + " \\\n".join(f"    --hash=sha256:{h}" for h in hashes(name, version))
+            + "\n"
+        )
     LOCK.write_text(text)
 
 

@@ -32,12 +32,22 @@ def make(seed: int) -> tuple[NLLProblem, torch.Tensor]:
     return NLLProblem(manifold, lambda x, w: 3 * x @ w, Bernoulli(), x, y), start
 
 
-def row(runs: list[Result], least: list[float], against: list[float]) -> tuple[list[str], list[float]]:
+def row(
+    runs: list[Result], least: list[float], against: list[float]
+) -> tuple[list[str], list[float]]:
     shares, raised, excess, first, sigmas, drift = [], [], [], [], [], []
     for run, best in zip(runs, least, strict=True):
-        accepted, losses, sigma = run.trace["accepted"][1:], run.trace["loss"], run.trace["sigma"][1:]
+        accepted, losses, sigma = (
+            run.trace["accepted"][1:],
+            run.trace["loss"],
+            run.trace["sigma"][1:],
+        )
         shares.append(sum(accepted) / len(accepted))
-        taken = [after - before for before, after, a in zip(losses, losses[1:], accepted, strict=False) if a]
+        taken = [
+            after - before
+            for before, after, a in zip(losses, losses[1:], accepted, strict=False)
+            if a
+        ]
         raised.append(sum(change > 0 for change in taken) / max(1, len(taken)))
         excess.append(losses[-1] - best)
         first.append(sigma[0])
@@ -46,11 +56,14 @@ def row(runs: list[Result], least: list[float], against: list[float]) -> tuple[l
         drift.append(max(late) / min(late))
     gains = [other / own for other, own in zip(against or excess, excess, strict=True)]
     cells = [
-        f"{min(shares):.0%}–{max(shares):.0%}", f"{min(raised):.0%}–{max(raised):.0%}",
-        f"{min(excess):.2g}–{max(excess):.2g}", f"{median(excess):.2g}",
+        f"{min(shares):.0%}–{max(shares):.0%}",
+        f"{min(raised):.0%}–{max(raised):.0%}",
+        f"{min(excess):.2g}–{max(excess):.2g}",
+        f"{median(excess):.2g}",
         f"{median(first):.0e}; {min(sigmas):.0e}–{max(sigmas):.0e}",
-        f"{min(gains):.2g}, {median(gains):.2g}", f"{min(drift):.0e}–{max(drift):.0e}",
-    ]  # fmt: skip
+        f"{min(gains):.2g}, {median(gains):.2g}",
+        f"{min(drift):.0e}–{max(drift):.0e}",
+    ]
     return cells, excess
 
 
@@ -63,19 +76,31 @@ def main() -> None:
     least = [minimize(problem, start).value for problem, start in problems]
     table = Table(title=f"rngd on batches, {parsed.iterations} iterations, {parsed.seeds} seeds")
     columns = (
-        "accepted", "of these raise Ψ", "final excess loss", "median", "σ first; final", "gain: least, median",
+        "accepted",
+        "of these raise Ψ",
+        "final excess loss",
+        "median",
+        "σ first; final",
+        "gain: least, median",
         "σ max/min, 2nd half",
-    )  # fmt: skip
+    )
     for name in ("batch", "ρ on", *columns):
         table.add_column(name, justify="right")
     for size in (30, 100, 400):
         against: list[float] = []
         for label, test in (("same batch", "same"), ("second batch", None)):
             runs = [
-                minimize(problem, start, batch_size=size, test_batch=test, max_iter=parsed.iterations, seed=seed,
-                         stop=GradientNorm(0.0))
+                minimize(
+                    problem,
+                    start,
+                    batch_size=size,
+                    test_batch=test,
+                    max_iter=parsed.iterations,
+                    seed=seed,
+                    stop=GradientNorm(0.0),
+                )
                 for seed, (problem, start) in enumerate(problems)
-            ]  # fmt: skip
+            ]
             cells, against = row(runs, least, against)
             table.add_row(str(size), label, *cells)
     Console(width=150).print(table)

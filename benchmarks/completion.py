@@ -34,14 +34,24 @@ RANKS = {"movielens1m": (5, 10), "jester1": (5, 10)}
 MORE_RANKS = (20, 40)
 SEEDS = (0, 1, 2)
 GRIDS = {
-    "cmfrec": {"lambda_": {"movielens1m": [5.0, 7.0, 10.0, 14.0, 20.0], "jester1": [80.0, 150.0, 300.0]}},
-    "cmfrec-implicit": {"lambda_": {"movielens1m": [3.0, 5.0, 7.0, 10.0, 14.0], "jester1": [80.0, 150.0, 300.0]}},
-    "cornac": {"lambda_reg": {"movielens1m": [0.03, 0.05, 0.08], "jester1": [0.05, 0.1, 0.2]},
-               "learning_rate": {"movielens1m": [0.005, 0.01], "jester1": [0.0005, 0.001, 0.003]}},
-    "surprise": {"reg_all": {"movielens1m": [0.05, 0.08], "jester1": [0.1, 0.3]},
-                 "lr_all": {"movielens1m": [0.005, 0.01], "jester1": [0.001, 0.003]}},
-    "lenskit": {"regularization": {"movielens1m": [0.05, 0.1, 0.2], "jester1": [0.1, 0.25, 0.5, 1.0]}},
-}  # fmt: skip
+    "cmfrec": {
+        "lambda_": {"movielens1m": [5.0, 7.0, 10.0, 14.0, 20.0], "jester1": [80.0, 150.0, 300.0]}
+    },
+    "cmfrec-implicit": {
+        "lambda_": {"movielens1m": [3.0, 5.0, 7.0, 10.0, 14.0], "jester1": [80.0, 150.0, 300.0]}
+    },
+    "cornac": {
+        "lambda_reg": {"movielens1m": [0.03, 0.05, 0.08], "jester1": [0.05, 0.1, 0.2]},
+        "learning_rate": {"movielens1m": [0.005, 0.01], "jester1": [0.0005, 0.001, 0.003]},
+    },
+    "surprise": {
+        "reg_all": {"movielens1m": [0.05, 0.08], "jester1": [0.1, 0.3]},
+        "lr_all": {"movielens1m": [0.005, 0.01], "jester1": [0.001, 0.003]},
+    },
+    "lenskit": {
+        "regularization": {"movielens1m": [0.05, 0.1, 0.2], "jester1": [0.1, 0.25, 0.5, 1.0]}
+    },
+}
 CHOSEN_FILE = Path(__file__).with_name("completion_chosen.json")
 SWEEPS = {"myfm-gibbs": (100, 500), "myfm-vb": (20, 50)}
 
@@ -75,10 +85,20 @@ def fit_cmfrec(train, rank, threads, seed, *, lambda_, implicit=False):
 
     rows, columns, values = train
     model = CMF(
-        k=rank, lambda_=lambda_, method="als", use_cg=False, niter=10, user_bias=True, item_bias=True,
-        add_implicit_features=implicit, nthreads=threads, use_float=True, verbose=False, random_state=seed,
+        k=rank,
+        lambda_=lambda_,
+        method="als",
+        use_cg=False,
+        niter=10,
+        user_bias=True,
+        item_bias=True,
+        add_implicit_features=implicit,
+        nthreads=threads,
+        use_float=True,
+        verbose=False,
+        random_state=seed,
         precompute_for_predictions=False,
-    )  # fmt: skip
+    )
     began = clock()
     model.fit(coo_matrix((values, (rows, columns))))
     known = int(rows.max()), int(columns.max())
@@ -95,7 +115,10 @@ def fit_myfm(train, rank, threads, seed, *, kind, sweeps):
     def design(i, j):
         i, j = np.minimum(i, sizes[0] - 1), np.minimum(j, sizes[1] - 1) + sizes[0]
         indices = np.stack([i, j], axis=1).ravel()
-        return csr_matrix((np.ones(len(indices)), indices, np.arange(0, len(indices) + 1, 2)), (len(i), sum(sizes)))
+        return csr_matrix(
+            (np.ones(len(indices)), indices, np.arange(0, len(indices) + 1, 2)),
+            (len(i), sum(sizes)),
+        )
 
     cls = myfm.MyFMRegressor if kind == "gibbs" else myfm.VariationalFMRegressor
     model = cls(rank=rank, random_seed=seed)
@@ -116,9 +139,16 @@ def fit_cornac(train, rank, threads, seed, *, learning_rate, lambda_reg, epochs=
     data = Dataset.from_uir(triples, seed=seed)
     load = time.process_time() - load
     model = MF(
-        k=rank, max_iter=epochs, learning_rate=learning_rate, lambda_reg=lambda_reg, use_bias=True, early_stop=False,
-        num_threads=threads, verbose=False, seed=seed,
-    )  # fmt: skip
+        k=rank,
+        max_iter=epochs,
+        learning_rate=learning_rate,
+        lambda_reg=lambda_reg,
+        use_bias=True,
+        early_stop=False,
+        num_threads=threads,
+        verbose=False,
+        seed=seed,
+    )
     began = clock()
     model.fit(data)
 
@@ -127,7 +157,9 @@ def fit_cornac(train, rank, threads, seed, *, learning_rate, lambda_reg, epochs=
         item = np.array([data.iid_map.get(v, -1) for v in j.tolist()])
         known = (user >= 0) & (item >= 0)
         score = np.full(len(i), model.global_mean)
-        score += np.where(user >= 0, model.u_biases[user], 0) + np.where(item >= 0, model.i_biases[item], 0)
+        score += np.where(user >= 0, model.u_biases[user], 0) + np.where(
+            item >= 0, model.i_biases[item], 0
+        )
         score[known] += (model.u_factors[user[known]] * model.i_factors[item[known]]).sum(axis=1)
         return score
 
@@ -141,13 +173,19 @@ def fit_surprise(train, rank, threads, seed, *, lr_all, reg_all, epochs=40):
     rows, columns, values = train
     load = time.process_time()
     frame = pd.DataFrame({"u": rows, "i": columns, "r": values})
-    data = Dataset.load_from_df(frame, Reader(rating_scale=(float(values.min()), float(values.max()))))
+    data = Dataset.load_from_df(
+        frame, Reader(rating_scale=(float(values.min()), float(values.max())))
+    )
     data = data.build_full_trainset()
     load = time.process_time() - load
     model = SVD(n_factors=rank, n_epochs=epochs, lr_all=lr_all, reg_all=reg_all, random_state=seed)
     began = clock()
     model.fit(data)
-    return lambda i, j: np.array([model.predict(u, v).est for u, v in zip(i, j, strict=True)]), began, load
+    return (
+        lambda i, j: np.array([model.predict(u, v).est for u, v in zip(i, j, strict=True)]),
+        began,
+        load,
+    )
 
 
 def fit_lenskit(train, rank, threads, seed, *, regularization, epochs=20):
@@ -190,11 +228,17 @@ TOOLS = {
     "myfm-gibbs": (fit_myfm, {"kind": "gibbs"}),
 }
 LABELS = {
-    "fisherfold": "**fisherfold**, default", "fisherfold-nosets": "fisherfold, `rated_sets=False`",
-    "fisherfold-point": "fisherfold, `inference=\"point\"`", "cmfrec": "cmfrec ALS, biases, Cholesky",
-    "cmfrec-implicit": "cmfrec + implicit features", "cornac": "cornac MF (SGD)", "surprise": "Surprise SVD",
-    "lenskit": "LensKit BiasedMF", "myfm-vb": "myFM variational", "myfm-gibbs": "myFM Gibbs",
-}  # fmt: skip
+    "fisherfold": "**fisherfold**, default",
+    "fisherfold-nosets": "fisherfold, `rated_sets=False`",
+    "fisherfold-point": 'fisherfold, `inference="point"`',
+    "cmfrec": "cmfrec ALS, biases, Cholesky",
+    "cmfrec-implicit": "cmfrec + implicit features",
+    "cornac": "cornac MF (SGD)",
+    "surprise": "Surprise SVD",
+    "lenskit": "LensKit BiasedMF",
+    "myfm-vb": "myFM variational",
+    "myfm-gibbs": "myFM Gibbs",
+}
 
 
 def clock() -> tuple[float, float]:
@@ -229,10 +273,18 @@ def measure(tool, name, rank, seed, threads, sweeps, repeat, *, options=None, pa
     low, high = train[2].min(), train[2].max()
     error = np.clip(predict(test[0], test[1]), low, high) - test[2]
     return {
-        "tool": tool, "data": name, "rank": rank, "seed": seed, "threads": threads, "sweeps": options.get("sweeps"),
-        "rmse": float(np.sqrt(np.mean(error.astype(np.float64) ** 2))), "cpu": best[0], "wall": best[1],
-        "load": best[2], "options": {k: v for k, v in options.items() if k != "kind"},
-    }  # fmt: skip
+        "tool": tool,
+        "data": name,
+        "rank": rank,
+        "seed": seed,
+        "threads": threads,
+        "sweeps": options.get("sweeps"),
+        "rmse": float(np.sqrt(np.mean(error.astype(np.float64) ** 2))),
+        "cpu": best[0],
+        "wall": best[1],
+        "load": best[2],
+        "options": {k: v for k, v in options.items() if k != "kind"},
+    }
 
 
 def tune(tool, name, rank):
@@ -247,7 +299,10 @@ def tune(tool, name, rank):
         options = dict(zip(grid, values, strict=True))
         record = measure(tool, name, rank, 0, 1, None, 1, options=options, part=inner)
         results.append((record["rmse"], options))
-        print(f"tune {tool} {name} {rank} {options}: {record['rmse']:.4f} in {record['cpu']:.2f} s", flush=True)
+        print(
+            f"tune {tool} {name} {rank} {options}: {record['rmse']:.4f} in {record['cpu']:.2f} s",
+            flush=True,
+        )
     return min(results, key=lambda r: r[0])[1]
 
 
@@ -262,17 +317,30 @@ def coverage(name, rank, seed):
     mean, std = model.predict(np.stack(test[:2], axis=1), return_std=True)
     error = np.abs(mean - test[2])
     levels = (0.5, 0.8, 0.9, 0.95)
-    covered = [float(np.mean(error <= NormalDist().inv_cdf(0.5 + level / 2) * std)) for level in levels]
+    covered = [
+        float(np.mean(error <= NormalDist().inv_cdf(0.5 + level / 2) * std)) for level in levels
+    ]
     sure = std <= np.quantile(std, 0.1)
     rmse = [float(np.sqrt(np.mean(error[m] ** 2))) for m in (sure, np.ones_like(sure))]
-    return {"coverage": True, "data": name, "rank": rank, "seed": seed, "levels": levels, "covered": covered,
-            "rmse_sure": rmse[0], "rmse_all": rmse[1]}  # fmt: skip
+    return {
+        "coverage": True,
+        "data": name,
+        "rank": rank,
+        "seed": seed,
+        "levels": levels,
+        "covered": covered,
+        "rmse_sure": rmse[0],
+        "rmse_all": rmse[1],
+    }
 
 
 def available(tool: str) -> bool:
     module = tool.split("-")[0]
     code = "import warnings; warnings.simplefilter('ignore'); import " + module
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+    return (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode
+        == 0
+    )
 
 
 def jobs(args):
@@ -290,8 +358,14 @@ def jobs(args):
                             continue  # myFM's core is sequential; slow ones get one seed unless all is wanted
                         sweeps = SWEEPS[tool] if args.full else SWEEPS[tool][:1]
                     for count in sweeps:
-                        yield {"tool": tool, "data": name, "rank": rank, "seed": seed, "threads": threads,
-                               "sweeps": count}  # fmt: skip
+                        yield {
+                            "tool": tool,
+                            "data": name,
+                            "rank": rank,
+                            "seed": seed,
+                            "threads": threads,
+                            "sweeps": count,
+                        }
 
 
 def run(args) -> None:
@@ -308,19 +382,38 @@ def run(args) -> None:
             print("the budget of seconds is spent; run again to go on")
             return
         environment = {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, str(job["threads"]))}
-        command = [sys.executable, "-W", "ignore", __file__, "--one", json.dumps(job), "--repeat", str(args.repeat)]
-        reply = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        command = [
+            sys.executable,
+            "-W",
+            "ignore",
+            __file__,
+            "--one",
+            json.dumps(job),
+            "--repeat",
+            str(args.repeat),
+        ]
+        reply = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False
+        )
         if reply.returncode:
             print(f"{name} {job['tool']} failed: {reply.stderr.strip().splitlines()[-1:]}")
             continue
         record = json.loads(reply.stdout.splitlines()[-1])
         with args.results.open("a") as file:
             file.write(json.dumps(record) + "\n")
-        print(f"{name:15s} {job['tool']:18s} seed {job['seed']} threads {job['threads']} "
-              f"rmse {record['rmse']:.4f} cpu {record['cpu']:.2f} wall {record['wall']:.2f}", flush=True)  # fmt: skip
+        print(
+            f"{name:15s} {job['tool']:18s} seed {job['seed']} threads {job['threads']} "
+            f"rmse {record['rmse']:.4f} cpu {record['cpu']:.2f} wall {record['wall']:.2f}",
+            flush=True,
+        )
 
 
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMBA_NUM_THREADS",
+)
 
 
 def _key(record) -> tuple:
@@ -341,11 +434,15 @@ def report(args) -> None:
     for name in RANKS if groups else ():
         for rank in RANKS[name]:
             print(f"\n### {name}, rank {rank}\n")
-            print("| tool | RMSE | Δ, same seeds | CPU s | wall s | loading s | CPU ratio | 2 threads: CPU s, wall s |")
+            print(
+                "| tool | RMSE | Δ, same seeds | CPU s | wall s | loading s | CPU ratio | 2 threads: CPU s, wall s |"
+            )
             print("|---|---|---|---|---|---|---|---|")
             mine = groups[name, rank, 1, "fisherfold", None]
             ours = _mean(mine)
-            rows = [(key, _mean(rs)) for key, rs in groups.items() if key[:3] == (name, rank, 1) and rs]
+            rows = [
+                (key, _mean(rs)) for key, rs in groups.items() if key[:3] == (name, rank, 1) and rs
+            ]
             for key, m in sorted(rows, key=lambda row: row[1]["rmse"]):
                 two = groups.get((name, rank, 2, *key[3:]))
                 pair = _mean(two) if two else None
@@ -358,7 +455,9 @@ def report(args) -> None:
                 theirs = [r for r in groups[key] if r["seed"] in common]
                 gap = f"{_mean(theirs)['rmse'] - _mean(same)['rmse']:+.4f}" if same else "-"
                 cells = [LABELS[key[3]] + sweeps, error, gap]
-                cells += [f"{m[k]:.2f}" for k in ("cpu", "wall", "load")] + [f"{m['cpu'] / ours['cpu']:.1f}"]
+                cells += [f"{m[k]:.2f}" for k in ("cpu", "wall", "load")] + [
+                    f"{m['cpu'] / ours['cpu']:.1f}"
+                ]
                 cells += ["-" if pair is None else f"{pair['cpu']:.2f}, {pair['wall']:.2f}"]
                 print("| " + " | ".join(cells) + " |")
         print(f"\n### {name}, more factors (fisherfold)\n")
@@ -369,11 +468,17 @@ def report(args) -> None:
                 wall = f"{_mean(two)['wall']:.2f}" if two else "-"
                 print(f"| {rank} | {_mean(one)['rmse']:.4f} | {_mean(one)['cpu']:.2f} | {wall} |")
     print("\n### Coverage of the predictive intervals\n")
-    print("| data | rank | 50 % | 80 % | 90 % | 95 % | RMSE, surest tenth | RMSE, all |\n" + 8 * "|---" + "|")
+    print(
+        "| data | rank | 50 % | 80 % | 90 % | 95 % | RMSE, surest tenth | RMSE, all |\n"
+        + 8 * "|---"
+        + "|"
+    )
     for r in records:
         if r.get("coverage"):
             cells = " | ".join(f"{100 * c:.1f}" for c in r["covered"])
-            print(f"| {r['data']} | {r['rank']} | {cells} | {r['rmse_sure']:.3f} | {r['rmse_all']:.3f} |")
+            print(
+                f"| {r['data']} | {r['rank']} | {cells} | {r['rmse_sure']:.3f} | {r['rmse_all']:.3f} |"
+            )
     if groups:
         picture(groups, args.picture)
 
@@ -393,24 +498,46 @@ def picture(groups, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(2, 2, figsize=(10, 7.5), constrained_layout=True)
-    for axis, (name, rank) in zip(axes.flat, ((n, r) for n in RANKS for r in RANKS[n]), strict=True):
-        points = [(key, _mean(rs)) for key, rs in groups.items() if key[:3] == (name, rank, 1) and rs]
+    for axis, (name, rank) in zip(
+        axes.flat, ((n, r) for n in RANKS for r in RANKS[n]), strict=True
+    ):
+        points = [
+            (key, _mean(rs)) for key, rs in groups.items() if key[:3] == (name, rank, 1) and rs
+        ]
         for key, m in points:
             mine = key[3].startswith("fisherfold")
-            axis.scatter(m["cpu"], m["rmse"], s=70 if mine else 40, color="tab:red" if mine else "tab:blue",
-                         marker="*" if mine else "o", zorder=3)  # fmt: skip
+            axis.scatter(
+                m["cpu"],
+                m["rmse"],
+                s=70 if mine else 40,
+                color="tab:red" if mine else "tab:blue",
+                marker="*" if mine else "o",
+                zorder=3,
+            )
             label = key[3] + (f" {key[4]}" if key[4] else "")
-            left = key[3] in ("myfm-vb", "cornac", "fisherfold-point")  # beside their neighbours, not over them
+            left = key[3] in (
+                "myfm-vb",
+                "cornac",
+                "fisherfold-point",
+            )  # beside their neighbours, not over them
             below = key[3] in ("cmfrec", "fisherfold", "fisherfold-point")
             axis.annotate(
-                label, (m["cpu"], m["rmse"]), xytext=(-6 if left else 6, -11 if below else 4), fontsize=8,
-                textcoords="offset points", ha="right" if left else "left",
-            )  # fmt: skip
+                label,
+                (m["cpu"], m["rmse"]),
+                xytext=(-6 if left else 6, -11 if below else 4),
+                fontsize=8,
+                textcoords="offset points",
+                ha="right" if left else "left",
+            )
         axis.set_xscale("log")
         axis.margins(y=0.12)
         reach = [m["cpu"] for _, m in points] or [1.0]
         axis.set_xlim(min(reach) / 2, 5 * max(reach))
-        ticks = [t for t in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200) if min(reach) / 2 <= t <= 5 * max(reach)]
+        ticks = [
+            t
+            for t in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
+            if min(reach) / 2 <= t <= 5 * max(reach)
+        ]
         axis.set_xticks(ticks, [f"{t:g}" for t in ticks])
         axis.minorticks_off()
         axis.set_title(f"{name}, rank {rank}")
@@ -424,14 +551,20 @@ def picture(groups, path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tools", nargs="+", default=list(TOOLS), choices=list(TOOLS))
     parser.add_argument("--only", nargs="+", help="for example movielens1m-10")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--repeat", type=int, default=1, help="fits per process; the fastest counts")
+    parser.add_argument(
+        "--repeat", type=int, default=1, help="fits per process; the fastest counts"
+    )
     parser.add_argument("--budget", type=float, help="stop after so many seconds")
-    parser.add_argument("--full", action="store_true", help="all sweeps and seeds of the Bayesian peers")
+    parser.add_argument(
+        "--full", action="store_true", help="all sweeps and seeds of the Bayesian peers"
+    )
     parser.add_argument("--results", type=Path, default=Path("completion-results.jsonl"))
     parser.add_argument("--picture", type=Path, default=Path("docs/img/completion-frontier.png"))
     parser.add_argument("--tune", action="store_true")
@@ -441,13 +574,25 @@ def main() -> None:
     args = parser.parse_args()
     if args.one:
         job = json.loads(args.one)
-        record = measure(job["tool"], job["data"], job["rank"], job["seed"], job["threads"], job["sweeps"], args.repeat)
+        record = measure(
+            job["tool"],
+            job["data"],
+            job["rank"],
+            job["seed"],
+            job["threads"],
+            job["sweeps"],
+            args.repeat,
+        )
         print(json.dumps(record))
     elif args.tune:
         found = json.loads(CHOSEN_FILE.read_text()) if CHOSEN_FILE.exists() else {}
-        for tool, name in itertools.product([t for t in args.tools if t in GRIDS and available(t)], RANKS):
+        for tool, name in itertools.product(
+            [t for t in args.tools if t in GRIDS and available(t)], RANKS
+        ):
             for rank in RANKS[name]:
-                if f"{tool} {name} {rank}" not in found and (not args.only or f"{name}-{rank}" in args.only):
+                if f"{tool} {name} {rank}" not in found and (
+                    not args.only or f"{name}-{rank}" in args.only
+                ):
                     found[f"{tool} {name} {rank}"] = tune(tool, name, rank)
                     CHOSEN_FILE.write_text(json.dumps(found, indent=1) + "\n")
     elif args.coverage:

@@ -26,7 +26,9 @@ from fisherfold import datasets, minimize
 from fisherfold.completion import CompletionProblem, Ratings
 
 torch.set_num_threads(1)
-threadpool_limits(1)  # the BLAS of NumPy too: threads of its own that wait for work count as CPU time
+threadpool_limits(
+    1
+)  # the BLAS of NumPy too: threads of its own that wait for work count as CPU time
 ANCHORS = Path(os.environ["FISHERFOLD_DATA"]).parent / "anchors" / "authors_octave"
 EPOCHS, STEP, RANK = 18, 0.05, 5
 
@@ -41,11 +43,15 @@ def load() -> tuple[Ratings, np.ndarray, np.ndarray]:
         return ratings, stored["U0"], stored["samples_rngd"].astype(np.int64)
 
 
-def by_columns(ratings: Ratings, u: np.ndarray, samples: np.ndarray, epochs: int) -> tuple[float, float]:
+def by_columns(
+    ratings: Ratings, u: np.ndarray, samples: np.ndarray, epochs: int
+) -> tuple[float, float]:
     """The released algorithm in NumPy, one least-squares problem per column."""
     side = ratings.by_column
     ends = side.offsets.numpy()
-    columns = [(side.indices(a, b).numpy(), side.values(a, b).numpy()) for a, b in itertools.pairwise(ends)]
+    columns = [
+        (side.indices(a, b).numpy(), side.values(a, b).numpy()) for a, b in itertools.pairwise(ends)
+    ]
 
     def column(u: np.ndarray, i: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         rows, values = columns[i]
@@ -78,13 +84,20 @@ def by_columns(ratings: Ratings, u: np.ndarray, samples: np.ndarray, epochs: int
     return (time.process_time() - began) / epochs, mse
 
 
-def ours(ratings: Ratings, u: np.ndarray, samples: np.ndarray, dtype: torch.dtype, method: str) -> tuple[float, float]:
+def ours(
+    ratings: Ratings, u: np.ndarray, samples: np.ndarray, dtype: torch.dtype, method: str
+) -> tuple[float, float]:
     single = Ratings(*ratings.entries(), ratings.shape, dtype=dtype)
     problem = CompletionProblem(single, RANK, orientation="rows", table="batch")
     start = torch.from_numpy(u).to(dtype)
     options: dict = {"fisher": "row-block"}
     if method == "rngd-vr":
-        options = {"fisher": "kronecker", "step": STEP, "batch_size": 1, "stream": torch.from_numpy(samples)}
+        options = {
+            "fisher": "kronecker",
+            "step": STEP,
+            "batch_size": 1,
+            "stream": torch.from_numpy(samples),
+        }
     clock: list[float] = []
     result = minimize(
         problem,
@@ -106,14 +119,35 @@ def main() -> None:
     loop, mse = by_columns(ratings, u, samples, 3)
     rows.append(("the same, NumPy column by column (3 epochs)", loop, mse))
     for name, dtype in (("float64", torch.float64), ("float32", torch.float32)):
-        rows.append((f"fisherfold rngd-vr, same steps, {name}", *ours(ratings, u, samples, dtype, "rngd-vr")))
+        rows.append(
+            (
+                f"fisherfold rngd-vr, same steps, {name}",
+                *ours(ratings, u, samples, dtype, "rngd-vr"),
+            )
+        )
     for name, dtype in (("float64", torch.float64), ("float32", torch.float32)):
-        rows.append((f"fisherfold rngd row-block, {name}", *ours(ratings, u, samples, dtype, "rngd")))
-    table = Table(title="Jester-1, rank 5, one thread: CPU time per epoch and training MSE after 18")
-    for name in ("", "CPU ms per epoch", "training MSE", "times less than Octave", "times less than NumPy"):
+        rows.append(
+            (f"fisherfold rngd row-block, {name}", *ours(ratings, u, samples, dtype, "rngd"))
+        )
+    table = Table(
+        title="Jester-1, rank 5, one thread: CPU time per epoch and training MSE after 18"
+    )
+    for name in (
+        "",
+        "CPU ms per epoch",
+        "training MSE",
+        "times less than Octave",
+        "times less than NumPy",
+    ):
         table.add_column(name, justify="left" if not name else "right")
     for name, seconds, mse in rows:
-        table.add_row(name, f"{1e3 * seconds:.1f}", f"{mse:.6f}", f"{octave / seconds:.1f}", f"{loop / seconds:.1f}")
+        table.add_row(
+            name,
+            f"{1e3 * seconds:.1f}",
+            f"{mse:.6f}",
+            f"{octave / seconds:.1f}",
+            f"{loop / seconds:.1f}",
+        )
     Console(width=130).print(table)
 
 

@@ -43,26 +43,50 @@ def load(name: str) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Ratings, features of users and features of films."""
     if name == "100k":
         z = np.load(DATA / "movielens100k.npz")
-        columns = {"user": "user_id", "item": "item_id", "rating": "rating", "at": "timestamp", "fold": "test_fold"}
+        columns = {
+            "user": "user_id",
+            "item": "item_id",
+            "rating": "rating",
+            "at": "timestamp",
+            "fold": "test_fold",
+        }
         ratings = pd.DataFrame({new: z[old].astype(int) for new, old in columns.items()})
         users = pd.read_csv(
-            DATA / "movielens100k_users.dat", sep="|", names=["user", "age", "gender", "job", "zip"], encoding="latin-1"
+            DATA / "movielens100k_users.dat",
+            sep="|",
+            names=["user", "age", "gender", "job", "zip"],
+            encoding="latin-1",
         )
         users["group"] = pd.cut(users["age"], [0, 18, 25, 35, 45, 50, 56, 120]).astype(str)
-        lines = [line.split("|") for line in (DATA / "movielens100k_items.dat").read_text("latin-1").splitlines()]
-        items = pd.DataFrame({
-            "item": [int(line[0]) for line in lines],
-            "year": [float(line[2][-4:]) if line[2] else math.nan for line in lines],
-            "genres": ["|".join(str(k) for k, flag in enumerate(line[5:24]) if flag == "1") for line in lines],
-        })  # fmt: skip
+        lines = [
+            line.split("|")
+            for line in (DATA / "movielens100k_items.dat").read_text("latin-1").splitlines()
+        ]
+        items = pd.DataFrame(
+            {
+                "item": [int(line[0]) for line in lines],
+                "year": [float(line[2][-4:]) if line[2] else math.nan for line in lines],
+                "genres": [
+                    "|".join(str(k) for k, flag in enumerate(line[5:24]) if flag == "1")
+                    for line in lines
+                ],
+            }
+        )
         users = users.drop(columns="zip")
     else:
         z = np.load(DATA / "movielens1m.npz")
-        ratings = pd.DataFrame({"user": z["user_id"], "item": z["movie_id"], "rating": z["rating"]}).astype(int)
-        lines = [line.split("::") for line in (DATA / "movielens1m_users.dat").read_text().splitlines()]
+        ratings = pd.DataFrame(
+            {"user": z["user_id"], "item": z["movie_id"], "rating": z["rating"]}
+        ).astype(int)
+        lines = [
+            line.split("::") for line in (DATA / "movielens1m_users.dat").read_text().splitlines()
+        ]
         users = pd.DataFrame(lines, columns=["user", "gender", "group", "job", "zip"])
         users["zip"] = users["zip"].str[:2]
-        lines = [line.split("::") for line in (DATA / "movielens1m_movies.dat").read_text("latin-1").splitlines()]
+        lines = [
+            line.split("::")
+            for line in (DATA / "movielens1m_movies.dat").read_text("latin-1").splitlines()
+        ]
         items = pd.DataFrame(lines, columns=["item", "title", "genres"])
         items["year"] = items.pop("title").str.extract(r"\((\d{4})\)$")[0].astype(float)
         users["user"], items["item"] = users["user"].astype(int), items["item"].astype(int)
@@ -70,9 +94,13 @@ def load(name: str) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     return ratings, users, items
 
 
-def fit_and_test(train, test, rank, *, features=None, timed=False, likelihood="gaussian") -> dict[str, float]:
+def fit_and_test(
+    train, test, rank, *, features=None, timed=False, likelihood="gaussian"
+) -> dict[str, float]:
     """Fit, and what the held-out ratings say."""
-    given = {} if features is None else {"row_features": features[0], "column_features": features[1]}
+    given = (
+        {} if features is None else {"row_features": features[0], "column_features": features[1]}
+    )
     began = time.process_time()
     model = MatrixCompletion(rank, likelihood=likelihood, n_jobs=1)
     model.fit(train, columns=(*PAIR, "rating"), time="at" if timed else None, **given)
@@ -81,30 +109,46 @@ def fit_and_test(train, test, rank, *, features=None, timed=False, likelihood="g
     mean, std = model.predict(test[PAIR], return_std=True, **asked)
     error = mean - y
     low, high = model.predict_interval(test[PAIR], 0.9, **asked)
-    found = {"rmse": math.sqrt(np.mean(error**2)), "covered": np.mean((low <= y) & (y <= high)), "cpu": seconds}
+    found = {
+        "rmse": math.sqrt(np.mean(error**2)),
+        "covered": np.mean((low <= y) & (y <= high)),
+        "cpu": seconds,
+    }
     found["z"] = math.sqrt(np.mean((error / std) ** 2))
     if likelihood != "gaussian":
-        found |= of_categories(model.predict_proba(test[PAIR], **asked), y[:, None] == model.categories_)
+        found |= of_categories(
+            model.predict_proba(test[PAIR], **asked), y[:, None] == model.categories_
+        )
     return found
 
 
 def of_categories(chance, hit) -> dict[str, float]:
     """Calibration and log likelihood of the probabilities of categories."""
-    position = np.cumsum(chance, axis=1)[hit] - np.random.default_rng(0).random(len(hit)) * chance[hit]
+    position = (
+        np.cumsum(chance, axis=1)[hit] - np.random.default_rng(0).random(len(hit)) * chance[hit]
+    )
     place = np.minimum((chance * 10).astype(int), 9) + 10 * np.arange(chance.shape[1])
     gaps = np.bincount(place.ravel(), (chance - hit).ravel())
     return {
-        "covered": np.mean(np.abs(position - 0.5) < 0.45), "off": np.abs(chance.mean(0) - hit.mean(0)).max(),
-        "ece": np.abs(gaps).sum() / chance.size, "log": np.log(chance[hit]).mean(),
-    }  # fmt: skip
+        "covered": np.mean(np.abs(position - 0.5) < 0.45),
+        "off": np.abs(chance.mean(0) - hit.mean(0)).max(),
+        "ece": np.abs(gaps).sum() / chance.size,
+        "log": np.log(chance[hit]).mean(),
+    }
 
 
 def show(name: str, runs: list[dict[str, float]]) -> None:
     mean = {key: np.mean([run[key] for run in runs]) for key in runs[0]}
     spread = np.std([run["rmse"] for run in runs], ddof=1) if len(runs) > 1 else math.nan
     each = " ".join(f"{run['rmse']:.4f}" for run in runs)
-    more = f"  prob. off {mean['off']:.3f}  ece {mean['ece']:.4f}  log lik. {mean['log']:.4f}" if "off" in mean else ""
-    figures = f"{mean['rmse']:.4f} ±{spread:.4f}  90 %: {mean['covered']:.3f}  cpu {mean['cpu']:5.1f}"
+    more = (
+        f"  prob. off {mean['off']:.3f}  ece {mean['ece']:.4f}  log lik. {mean['log']:.4f}"
+        if "off" in mean
+        else ""
+    )
+    figures = (
+        f"{mean['rmse']:.4f} ±{spread:.4f}  90 %: {mean['covered']:.3f}  cpu {mean['cpu']:5.1f}"
+    )
     more = (f"  error/std {mean['z']:.3f}" if "z" in mean else "") + more
     print(f"{name:34} {figures}{more}  [{each}]", flush=True)
 
@@ -112,14 +156,21 @@ def show(name: str, runs: list[dict[str, float]]) -> None:
 def ablation(folds: list[int], rank: int) -> None:
     ratings, *features = load("100k")
     for name, options in {
-        "nothing": {}, "features": {"features": features}, "time": {"timed": True},
+        "nothing": {},
+        "features": {"features": features},
+        "time": {"timed": True},
         "ordered": {"likelihood": "ordered"},
         "features, time": {"features": features, "timed": True},
         "features, ordered": {"features": features, "likelihood": "ordered"},
         "features, time, ordered": {"features": features, "timed": True, "likelihood": "ordered"},
-    }.items():  # fmt: skip
-        parts = [(ratings[ratings["fold"] != fold], ratings[ratings["fold"] == fold]) for fold in folds]
-        show(f"100K rank {rank} {name}", [fit_and_test(train, test, rank, **options) for train, test in parts])
+    }.items():
+        parts = [
+            (ratings[ratings["fold"] != fold], ratings[ratings["fold"] == fold]) for fold in folds
+        ]
+        show(
+            f"100K rank {rank} {name}",
+            [fit_and_test(train, test, rank, **options) for train, test in parts],
+        )
 
 
 def ml1m(seeds: list[int], ranks: list[int]) -> None:
@@ -127,13 +178,18 @@ def ml1m(seeds: list[int], ranks: list[int]) -> None:
     tenth = len(ratings) // 10
     for rank in ranks:
         for name, options in {
-            "nothing": {}, "features": {"features": features},
+            "nothing": {},
+            "features": {"features": features},
             "features, ordered": {"features": features, "likelihood": "ordered"},
-        }.items():  # fmt: skip
+        }.items():
             runs = []
             for seed in seeds:
                 order = np.random.default_rng(seed).permutation(len(ratings))
-                runs.append(fit_and_test(ratings.iloc[order[tenth:]], ratings.iloc[order[:tenth]], rank, **options))
+                runs.append(
+                    fit_and_test(
+                        ratings.iloc[order[tenth:]], ratings.iloc[order[:tenth]], rank, **options
+                    )
+                )
             show(f"1M rank {rank} {name}", runs)
 
 
@@ -148,11 +204,20 @@ def myfm_blocks(train, test, features, *, identity=(True, True), sets=True):
         known = np.searchsorted(ids, train[key].unique())
         table = frame.set_index(key).reindex(ids)
         parts = [
-            sp.csr_matrix(table[name].str.get_dummies("|") if name == "genres" else pd.get_dummies(table[name]))
-            for name in table if name != "age"
-        ]  # fmt: skip
+            sp.csr_matrix(
+                table[name].str.get_dummies("|")
+                if name == "genres"
+                else pd.get_dummies(table[name])
+            )
+            for name in table
+            if name != "age"
+        ]
         if identity[k]:
-            parts.append(sp.csr_matrix((np.ones(len(known)), (known, np.arange(len(known)))), (len(ids), len(known))))
+            parts.append(
+                sp.csr_matrix(
+                    (np.ones(len(known)), (known, np.arange(len(known)))), (len(ids), len(known))
+                )
+            )
         if sets:
             others, place = np.unique(train[PAIR[1 - k]], return_inverse=True)
             rated = sp.csr_matrix((np.ones(len(train)), (np.searchsorted(ids, train[key]), place)))
@@ -169,7 +234,9 @@ def myfm_blocks(train, test, features, *, identity=(True, True), sets=True):
     return blocks, shapes
 
 
-def fit_myfm(train, test, features, rank, sweeps, *, ordered=False, timed=False, **options) -> dict[str, float]:
+def fit_myfm(
+    train, test, features, rank, sweeps, *, ordered=False, timed=False, **options
+) -> dict[str, float]:
     """Fit myFM, and what the held-out ratings say."""
     import myfm
     import scipy.sparse as sp
@@ -180,14 +247,17 @@ def fit_myfm(train, test, features, rank, sweeps, *, ordered=False, timed=False,
     if timed:
         names = np.unique(train["at"] // 86400)
         days = [
-            sp.csr_matrix((part["at"].to_numpy()[:, None] // 86400 == names).astype(float)) for part in (train, test)
+            sp.csr_matrix((part["at"].to_numpy()[:, None] // 86400 == names).astype(float))
+            for part in (train, test)
         ]
         shapes = [len(names), *shapes]
     y, target = train["rating"].to_numpy(float), test["rating"].to_numpy(float)
     kind = myfm.MyFMOrderedProbit if ordered else myfm.MyFMGibbsRegressor
     model = kind(rank=rank, random_seed=0)
     given = {"n_iter": sweeps, "group_shapes": shapes, "X_rel": blocks[0]}
-    model.fit(days[0], y.astype(int) - 1 if ordered else y, n_kept_samples=min(sweeps - 10, 300), **given)
+    model.fit(
+        days[0], y.astype(int) - 1 if ordered else y, n_kept_samples=min(sweeps - 10, 300), **given
+    )
     seconds = time.process_time() - began
     if not ordered:
         error = np.clip(model.predict(days[1], blocks[1]), 1, 5) - target
@@ -201,7 +271,9 @@ def fit_myfm(train, test, features, rank, sweeps, *, ordered=False, timed=False,
 
 def myfm_beside(names: list[str], sweeps: int) -> None:
     for name in names:
-        rank, its_rank = (20, 10) if name == "100k" else (40, 32)  # the latter are those of its published figures
+        rank, its_rank = (
+            (20, 10) if name == "100k" else (40, 32)
+        )  # the latter are those of its published figures
         ratings, *features = load(name)
         if name == "100k":
             train, test = (ratings[(ratings["fold"] == 1) == held] for held in (False, True))
@@ -214,7 +286,10 @@ def myfm_beside(names: list[str], sweeps: int) -> None:
             show(f"{name} rank {rank} fisherfold, {kind}", [run])
         for ordered in (False, True):
             run = fit_myfm(train, test, features, its_rank, sweeps, ordered=ordered, timed=timed)
-            show(f"{name} rank {its_rank} myFM, {'ordered' if ordered else 'gaussian'}, {sweeps} sweeps", [run])
+            show(
+                f"{name} rank {its_rank} myFM, {'ordered' if ordered else 'gaussian'}, {sweeps} sweeps",
+                [run],
+            )
 
 
 def cmfrec_cold(train, test, features, side: str) -> dict[str, float]:
@@ -224,7 +299,10 @@ def cmfrec_cold(train, test, features, side: str) -> dict[str, float]:
 
     from fisherfold.completion.inference.features import encode_features
 
-    tables = [encode_features(given, name) for given, name in zip(features, ("row", "column"), strict=True)]
+    tables = [
+        encode_features(given, name)
+        for given, name in zip(features, ("row", "column"), strict=True)
+    ]
     frames = []
     for table, key in zip(tables, ("UserId", "ItemId"), strict=True):
         frame = pd.DataFrame(StandardScaler().fit_transform(table.table)).rename(columns=str)
@@ -232,7 +310,9 @@ def cmfrec_cold(train, test, features, side: str) -> dict[str, float]:
     began = time.process_time()
     long = train.rename(columns={"user": "UserId", "item": "ItemId", "rating": "Rating"})
     users, items = frames
-    known = [frame[frame[key].isin(long[key])] for frame, key in ((users, "UserId"), (items, "ItemId"))]
+    known = [
+        frame[frame[key].isin(long[key])] for frame, key in ((users, "UserId"), (items, "ItemId"))
+    ]
     model = CMF(k=10, lambda_=10.0, nthreads=1, verbose=False, use_float=True)
     model.fit(long[["UserId", "ItemId", "Rating"]], U=known[0], I=known[1])
     seconds = time.process_time() - began
@@ -258,14 +338,21 @@ def cold(names: list[str], seeds: list[int], sweeps: int) -> None:
                 parts.append((ratings[~held], test[test[other].isin(ratings[~held][other])]))
             label = f"{name} cold {side}s"
             for kind, options in {
-                "nothing": {}, "features": {"features": features},
+                "nothing": {},
+                "features": {"features": features},
                 "ordered": {"features": features, "likelihood": "ordered"},
-            }.items():  # fmt: skip
+            }.items():
                 show(f"{label} {kind}", [fit_and_test(*part, 20, **options) for part in parts])
             try:
-                show(f"{label} cmfrec, side information", [cmfrec_cold(*part, features, side) for part in parts])
+                show(
+                    f"{label} cmfrec, side information",
+                    [cmfrec_cold(*part, features, side) for part in parts],
+                )
                 # what LightFM is: ids and features share one factorisation machine
-                for kind, identity in (("ids and features", (True, True)), ("features", (False, False))):
+                for kind, identity in (
+                    ("ids and features", (True, True)),
+                    ("features", (False, False)),
+                ):
                     options = {"identity": identity, "sets": False}
                     runs = [fit_myfm(*part, features, 10, sweeps, **options) for part in parts]
                     show(f"{label} myFM, {kind}, {sweeps} sweeps", runs)
@@ -284,12 +371,16 @@ def tune() -> None:
         held = np.random.default_rng(1).random(len(part)) < 0.1
         for rank in ranks:
             for likelihood in ("gaussian", "ordered"):
-                run = fit_and_test(part[~held], part[held], rank, features=features, likelihood=likelihood)
+                run = fit_and_test(
+                    part[~held], part[held], rank, features=features, likelihood=likelihood
+                )
                 show(f"{name} validation, rank {rank} {likelihood}", [run])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("ablation", "ml1m", "cold", "myfm", "tune"))
     parser.add_argument("--folds", default="1,2,3,4,5")
     parser.add_argument("--seeds", default="0,1,2")
@@ -299,7 +390,10 @@ def main() -> None:
     parser.add_argument("--sweeps", type=int, default=512, help="of myFM")
     args = parser.parse_args()
     warnings.simplefilter("ignore", UserWarning)
-    numbers = {name: [int(v) for v in getattr(args, name).split(",")] for name in ("folds", "seeds", "ranks")}
+    numbers = {
+        name: [int(v) for v in getattr(args, name).split(",")]
+        for name in ("folds", "seeds", "ranks")
+    }
     if args.what == "ablation":
         ablation(numbers["folds"], args.rank)
     elif args.what == "ml1m":

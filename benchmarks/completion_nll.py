@@ -30,7 +30,9 @@ torch.set_num_threads(1)
 class Completion:
     """Residuals of all columns for a basis U, counting the sweeps over the data."""
 
-    def __init__(self, n: int, p: int, columns: int, observed: float, noise: float, seed: int = 0) -> None:
+    def __init__(
+        self, n: int, p: int, columns: int, observed: float, noise: float, seed: int = 0
+    ) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.manifold = Grassmann(n, p)
         truth = self.manifold.random_point(generator=generator)
@@ -50,7 +52,9 @@ class Completion:
         return mask * (coefficients @ u.mT) - values
 
     def problem(self) -> NLLProblem:
-        return NLLProblem(self.manifold, self.model, Gaussian(), self.inputs, torch.zeros_like(self.inputs[:, 0]))
+        return NLLProblem(
+            self.manifold, self.model, Gaussian(), self.inputs, torch.zeros_like(self.inputs[:, 0])
+        )
 
 
 def ours(case: Completion, method: str) -> tuple[np.ndarray, float]:
@@ -88,7 +92,14 @@ RUNS = {
 
 def main() -> None:
     table = Table(title="Completion on the Grassmann manifold, to a gradient norm of 1e-9")
-    figures = ("passes", "loss above the lowest", "‖grad‖", "CPU seconds", "over pymanopt CG", "over pymanopt TR")
+    figures = (
+        "passes",
+        "loss above the lowest",
+        "‖grad‖",
+        "CPU seconds",
+        "over pymanopt CG",
+        "over pymanopt TR",
+    )
     for name in ("problem", "solver", *figures):
         table.add_column(name, justify="left" if name in {"problem", "solver"} else "right")
     for n, p, columns, observed, noise in ((100, 5, 1000, 0.35, 0.1), (1000, 10, 1000, 0.15, 0.1)):
@@ -102,15 +113,23 @@ def main() -> None:
                 seconds[name].append(time.process_time() - began)
                 counts[name] = case.passes
         case = Completion(n, p, columns, observed, noise)
-        losses = {name: float(case.problem().loss(torch.tensor(point))) for name, (point, _) in points.items()}
+        losses = {
+            name: float(case.problem().loss(torch.tensor(point)))
+            for name, (point, _) in points.items()
+        }
         lowest = min(losses.values())
         best = {name: min(times) for name, times in seconds.items()}
         for name in RUNS:
             table.add_row(
-                f"Gr({n}, {p}), N = {columns}, noise {noise}", name, str(counts[name]), f"{losses[name] - lowest:.1e}",
-                f"{points[name][1]:.1e}", f"{best[name]:.2f}", f"{best[name] / best['pymanopt ConjugateGradient']:.2f}",
+                f"Gr({n}, {p}), N = {columns}, noise {noise}",
+                name,
+                str(counts[name]),
+                f"{losses[name] - lowest:.1e}",
+                f"{points[name][1]:.1e}",
+                f"{best[name]:.2f}",
+                f"{best[name] / best['pymanopt ConjugateGradient']:.2f}",
                 f"{best[name] / best['pymanopt TrustRegions']:.2f}",
-            )  # fmt: skip
+            )
     Console(width=130).print(table)
 
 

@@ -51,7 +51,9 @@ class Recorder:
         return value
 
 
-def with_pymanopt(problem: CompletionProblem, start: torch.Tensor, optimizer: object) -> list[tuple[float, float]]:
+def with_pymanopt(
+    problem: CompletionProblem, start: torch.Tensor, optimizer: object
+) -> list[tuple[float, float]]:
     manifold = Grassmann(*start.shape)
     recorder = Recorder(problem)
     cache: dict = {}
@@ -76,7 +78,9 @@ def with_pymanopt(problem: CompletionProblem, start: torch.Tensor, optimizer: ob
             cache["operator"] = problem.fisher(x, kind="observed")
         return cache["operator"]._matvec(torch.from_numpy(v)).numpy()
 
-    cost_problem = pymanopt.Problem(manifold, cost, riemannian_gradient=gradient, riemannian_hessian=hessian)
+    cost_problem = pymanopt.Problem(
+        manifold, cost, riemannian_gradient=gradient, riemannian_hessian=hessian
+    )
     optimizer.run(cost_problem, initial_point=start.numpy().copy())  # type: ignore[attr-defined]
     return recorder.curve
 
@@ -87,9 +91,16 @@ def with_ours(
     began, curve, x = time.process_time(), [], start
     for kind, most in stages:
         result = minimize(
-            problem, x, "rngd", fisher=kind, max_iter=most, stop=GradientNorm(1e-7), sigma=1e-6, sigma_min=1e-16,
+            problem,
+            x,
+            "rngd",
+            fisher=kind,
+            max_iter=most,
+            stop=GradientNorm(1e-7),
+            sigma=1e-6,
+            sigma_min=1e-16,
             callback=lambda state: curve.append((time.process_time() - began, state.loss)) and None,
-        )  # fmt: skip
+        )
         x = result.x
     return curve
 
@@ -102,8 +113,12 @@ def main() -> None:
         start = problem.spectral_start()
         limits = {"max_iterations": 400, "max_time": 60, "min_gradient_norm": 1e-7, "verbosity": 0}
         runs = {
-            "pymanopt ConjugateGradient": with_pymanopt(problem, start, ConjugateGradient(**limits)),
-            "pymanopt TrustRegions (our Hessian)": with_pymanopt(problem, start, TrustRegions(**limits)),
+            "pymanopt ConjugateGradient": with_pymanopt(
+                problem, start, ConjugateGradient(**limits)
+            ),
+            "pymanopt TrustRegions (our Hessian)": with_pymanopt(
+                problem, start, TrustRegions(**limits)
+            ),
             "fisherfold rngd, row-block": with_ours(problem, start, [("row-block", 400)]),
             "fisherfold rngd, exact": with_ours(problem, start, [("exact", 200)]),
             "fisherfold rngd, row-block then observed": with_ours(
@@ -113,7 +128,10 @@ def main() -> None:
         best = min(loss for curve in runs.values() for _, loss in curve)
         for label, curve in runs.items():
             least = min(loss for _, loss in curve)
-            hit = next((f"{seconds:.2f}" for seconds, loss in curve if loss <= best * (1 + 1e-8)), "not reached")
+            hit = next(
+                (f"{seconds:.2f}" for seconds, loss in curve if loss <= best * (1 + 1e-8)),
+                "not reached",
+            )
             table.add_row(name, label, hit, f"{least - best:.1e}")
         table.add_section()
     Console(width=110).print(table)

@@ -32,7 +32,9 @@ def fits() -> dict[tuple[str, float, int], tuple[torch.Tensor, int]]:
             pairs = np.argwhere(rng.random(x.shape) < 0.4)
             values = x[tuple(pairs.T)] + noise * x.std() * rng.normal(size=len(pairs))
             for dtype in DTYPES:
-                model = MatrixCompletion(rank=3, dtype=dtype).fit_share(pairs[rank::world], values[rank::world])
+                model = MatrixCompletion(rank=3, dtype=dtype).fit_share(
+                    pairs[rank::world], values[rank::world]
+                )
                 predicted = model.predict(np.argwhere(x < np.inf)) / x.std()
                 found[dtype, noise, draw] = torch.from_numpy(predicted), len(model.trace_)
     return found
@@ -52,13 +54,21 @@ def main() -> None:
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         for world in WORLDS:
-            multiprocessing.start_processes(enter, (world, folder), nprocs=world, start_method="spawn")
+            multiprocessing.start_processes(
+                enter, (world, folder), nprocs=world, start_method="spawn"
+            )
             found[world] = torch.load(Path(folder) / f"{world}.pt", weights_only=True)
-    table = Table("dtype", "noise", "largest difference", *(f"passes, {world} ranks" for world in WORLDS))
+    table = Table(
+        "dtype", "noise", "largest difference", *(f"passes, {world} ranks" for world in WORLDS)
+    )
     for dtype in DTYPES:
         for noise in NOISE:
             cells = [(dtype, noise, draw) for draw in DRAWS]
-            apart = max(float((found[1][c][0] - found[w][c][0]).abs().max()) for w in WORLDS[1:] for c in cells)
+            apart = max(
+                float((found[1][c][0] - found[w][c][0]).abs().max())
+                for w in WORLDS[1:]
+                for c in cells
+            )
             passes = (" ".join(str(found[w][c][1]) for c in cells) for w in WORLDS)
             table.add_row(dtype, f"{noise:g}", f"{apart:.0e}", *passes)
     Console().print(table)

@@ -41,11 +41,18 @@ def thin(count: int, rows: int, columns: int):
     share = np.cumsum((np.arange(1, columns + 1) + 0.02 * columns) ** -1.1)
     drawn = int(1.1 * count)
     i = np.searchsorted(np.cumsum(activity) / activity.sum(), rng.random(drawn)).clip(max=rows - 1)
-    j = rng.permutation(columns)[np.searchsorted(share / share[-1], rng.random(drawn)).clip(max=columns - 1)]
+    j = rng.permutation(columns)[
+        np.searchsorted(share / share[-1], rng.random(drawn)).clip(max=columns - 1)
+    ]
     pair = rng.permutation(np.unique(i * columns + j))[:count]
     i, j = pair // columns, pair % columns
-    u, v = rng.standard_normal((rows, 4), dtype=np.float32), rng.standard_normal((columns, 4), dtype=np.float32)
-    x = 0.5 * np.einsum("ij,ij->i", u[i], v[j]) + 0.8 * rng.standard_normal(len(i), dtype=np.float32)
+    u, v = (
+        rng.standard_normal((rows, 4), dtype=np.float32),
+        rng.standard_normal((columns, 4), dtype=np.float32),
+    )
+    x = 0.5 * np.einsum("ij,ij->i", u[i], v[j]) + 0.8 * rng.standard_normal(
+        len(i), dtype=np.float32
+    )
     cut = len(x) // 10
     return [(i[part], j[part], x[part]) for part in (slice(cut, None), slice(0, cut))]
 
@@ -57,7 +64,11 @@ def fit_fisherfold(train, rank, **options):
     pairs = np.stack([rows, columns], axis=1)
     began = time.process_time()
     model = MatrixCompletion(rank, n_jobs=1, **options).fit(pairs, values)
-    return time.process_time() - began, model.n_iter_, lambda i, j: model.predict(np.stack([i, j], axis=1))
+    return (
+        time.process_time() - began,
+        model.n_iter_,
+        lambda i, j: model.predict(np.stack([i, j], axis=1)),
+    )
 
 
 def fit_cmfrec(train, rank):
@@ -68,13 +79,24 @@ def fit_cmfrec(train, rank):
     shape = int(rows.max()) + 1, int(columns.max()) + 1
     table = coo_matrix((values.astype(np.float32), (rows, columns)), shape)
     model = CMF(
-        k=rank, lambda_=10.0, method="als", use_cg=False, niter=10, nthreads=1, use_float=True, verbose=False,
+        k=rank,
+        lambda_=10.0,
+        method="als",
+        use_cg=False,
+        niter=10,
+        nthreads=1,
+        use_float=True,
+        verbose=False,
         precompute_for_predictions=False,
-    )  # fmt: skip
+    )
     began = time.process_time()
     model.fit(table)
     seconds = time.process_time() - began
-    return seconds, 10, lambda i, j: model.predict(np.minimum(i, shape[0] - 1), np.minimum(j, shape[1] - 1))
+    return (
+        seconds,
+        10,
+        lambda i, j: model.predict(np.minimum(i, shape[0] - 1), np.minimum(j, shape[1] - 1)),
+    )
 
 
 def fit_cornac(train, rank):
@@ -82,14 +104,19 @@ def fit_cornac(train, rank):
     from cornac.models import MF
 
     rows, columns, values = train
-    data = Dataset.from_uir(list(zip(rows.tolist(), columns.tolist(), values.tolist(), strict=True)), seed=0)
-    model = MF(k=rank, max_iter=50, use_bias=True, num_threads=1, verbose=False, seed=0, lambda_reg=0.05)
+    data = Dataset.from_uir(
+        list(zip(rows.tolist(), columns.tolist(), values.tolist(), strict=True)), seed=0
+    )
+    model = MF(
+        k=rank, max_iter=50, use_bias=True, num_threads=1, verbose=False, seed=0, lambda_reg=0.05
+    )
     began = time.process_time()
     model.fit(data)
     seconds = time.process_time() - began
-    u, v = (np.array([m.get(k, -1) for k in range(n)]) for m, n in (
-        (data.uid_map, int(rows.max()) + 1), (data.iid_map, int(columns.max()) + 1)
-    ))  # fmt: skip
+    u, v = (
+        np.array([m.get(k, -1) for k in range(n)])
+        for m, n in ((data.uid_map, int(rows.max()) + 1), (data.iid_map, int(columns.max()) + 1))
+    )
 
     def predict(i, j):
         a, b = u[np.minimum(i, len(u) - 1)], v[np.minimum(j, len(v) - 1)]
@@ -107,8 +134,12 @@ def fit_myfm(train, rank):
     sizes = int(rows.max()) + 1, int(columns.max()) + 1
 
     def design(i, j):
-        places = np.stack([np.minimum(i, sizes[0] - 1), np.minimum(j, sizes[1] - 1) + sizes[0]], axis=1).ravel()
-        return csr_matrix((np.ones(len(places)), places, np.arange(0, len(places) + 1, 2)), (len(i), sum(sizes)))
+        places = np.stack(
+            [np.minimum(i, sizes[0] - 1), np.minimum(j, sizes[1] - 1) + sizes[0]], axis=1
+        ).ravel()
+        return csr_matrix(
+            (np.ones(len(places)), places, np.arange(0, len(places) + 1, 2)), (len(i), sum(sizes))
+        )
 
     model = myfm.MyFMRegressor(rank=rank, random_seed=0)
     began = time.process_time()
@@ -128,8 +159,10 @@ def report(name: str, tool: str, parts, rank: int, **options) -> None:
         return
     error = np.clip(predict(i, j), train[2].min(), train[2].max()) - x
     note = "".join(f" {key} {value:g}" for key, value in options.items())
-    print(f"{name:28} {tool + note:22} rmse {math.sqrt(np.nanmean(error**2)):.4f} passes {passes:3} cpu {seconds:7.2f}",
-          flush=True)  # fmt: skip
+    print(
+        f"{name:28} {tool + note:22} rmse {math.sqrt(np.nanmean(error**2)):.4f} passes {passes:3} cpu {seconds:7.2f}",
+        flush=True,
+    )
 
 
 def sums() -> None:
@@ -156,13 +189,18 @@ def sums() -> None:
                 run()
                 seconds[name] += time.process_time() - began
         flops = 2 * 2 * ratings.n_ratings * width
-        print(f"rank {rank:3}: both sides whole {seconds['whole']:.3f} s, as used {seconds['slices']:.3f} s; "
-              f"{flops / 1e9:.1f} GFlop, {2 * flops / 1e9:.1f} GB: {2e-9 * flops / seconds['slices']:.0f} GB/s; "
-              f"inverses {2e-9 * sum(ratings.shape) * (rank + 1) ** 3:.1f} GFlop", flush=True)  # fmt: skip
+        print(
+            f"rank {rank:3}: both sides whole {seconds['whole']:.3f} s, as used {seconds['slices']:.3f} s; "
+            f"{flops / 1e9:.1f} GFlop, {2 * flops / 1e9:.1f} GB: {2e-9 * flops / seconds['slices']:.0f} GB/s; "
+            f"inverses {2e-9 * sum(ratings.shape) * (rank + 1) ** 3:.1f} GFlop",
+            flush=True,
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("ranks", "thin", "sums"))
     parser.add_argument("--ranks", default="10,20,40,64,100")
     parser.add_argument("--tools", default="fisherfold,cmfrec,cornac,myfm")
@@ -179,7 +217,13 @@ def main() -> None:
                 for tool in [tool for tool in tools if tool != "myfm" or rank <= 20]:
                     for tol in tols if tool == "fisherfold" else [None]:
                         given = {} if tol is None else {"tol": tol}
-                        report(f"MovieLens-1M rank {rank} seed {seed}", tool, movielens(seed), rank, **given)
+                        report(
+                            f"MovieLens-1M rank {rank} seed {seed}",
+                            tool,
+                            movielens(seed),
+                            rank,
+                            **given,
+                        )
     else:
         for table in args.tables.split(","):
             parts = thin(*(int(float(size)) for size in table.split("x")))

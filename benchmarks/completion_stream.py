@@ -38,7 +38,16 @@ def main() -> None:
     test, test_values, pairs, values = pairs[:cut], values[:cut], pairs[cut:], values[cut:]
     title = f"{arguments.data}, rank {arguments.rank}, {arguments.batches} batches, one thread"
     table = Table(title=title)
-    for name in ("batches", "ratings", "stream RMSE", "refit RMSE", "difference", "CPU s", "so far", "refit CPU s"):
+    for name in (
+        "batches",
+        "ratings",
+        "stream RMSE",
+        "refit RMSE",
+        "difference",
+        "CPU s",
+        "so far",
+        "refit CPU s",
+    ):
         table.add_column(name, justify="right")
     stream, spent = MatrixCompletion(arguments.rank, n_jobs=1), 0.0
     ends = np.linspace(0, len(values), arguments.batches + 1).astype(int)
@@ -51,13 +60,21 @@ def main() -> None:
         if k + 1 not in {1, 2, 5, 10, 15, arguments.batches}:
             continue
         began = time.process_time()
-        refit = MatrixCompletion(arguments.rank, n_jobs=1).fit(pairs[: ends[k + 1]], values[: ends[k + 1]])
+        refit = MatrixCompletion(arguments.rank, n_jobs=1).fit(
+            pairs[: ends[k + 1]], values[: ends[k + 1]]
+        )
         refitting = time.process_time() - began
         ours, theirs = rmse(stream, test, test_values), rmse(refit, test, test_values)
         table.add_row(
-            str(k + 1), str(ends[k + 1]), f"{ours:.4f}", f"{theirs:.4f}", f"{ours - theirs:+.4f}", f"{last:.2f}",
-            f"{spent:.2f}", f"{refitting:.2f}",
-        )  # fmt: skip
+            str(k + 1),
+            str(ends[k + 1]),
+            f"{ours:.4f}",
+            f"{theirs:.4f}",
+            f"{ours - theirs:+.4f}",
+            f"{last:.2f}",
+            f"{spent:.2f}",
+            f"{refitting:.2f}",
+        )
     Console(width=110).print(table)
 
 

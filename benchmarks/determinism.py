@@ -49,12 +49,18 @@ def subspace(device: str, **options: object) -> np.ndarray:
 
 def classifier(device: str) -> np.ndarray:
     X, y, task = tasks()
-    return SubspaceClassifier(4, ridge=1.0, max_iter=20).fit(X, y > 0, task=task).decision_function(X, task=task)
+    return (
+        SubspaceClassifier(4, ridge=1.0, max_iter=20)
+        .fit(X, y > 0, task=task)
+        .decision_function(X, task=task)
+    )
 
 
 def imputer(device: str) -> np.ndarray:
     rng = np.random.default_rng(2)
-    table = rng.normal(size=(2000, 3)) @ rng.normal(size=(3, 60)) + 0.2 * rng.normal(size=(2000, 60))
+    table = rng.normal(size=(2000, 3)) @ rng.normal(size=(3, 60)) + 0.2 * rng.normal(
+        size=(2000, 60)
+    )
     table[rng.random(table.shape) < 0.3] = np.nan
     return LowRankImputer(rank=3).fit(table).transform(table)
 
@@ -64,19 +70,29 @@ def solver(device: str, method: str, **options: object) -> np.ndarray:
     x = torch.randn(20000, 50, generator=g, dtype=torch.float64)
     w, start = (Sphere(50).random_point(generator=g).to(device) for _ in range(2))
     x = x.to(device)
-    problem = NLLProblem(Sphere(50), lambda x, w: torch.tanh(x @ w), Gaussian(), x, torch.tanh(x @ w) + 0.1 * x[:, 0])
+    problem = NLLProblem(
+        Sphere(50), lambda x, w: torch.tanh(x @ w), Gaussian(), x, torch.tanh(x @ w) + 0.1 * x[:, 0]
+    )
     return minimize(problem, start, method, max_iter=10, **options).x.cpu().numpy()  # type: ignore[arg-type]
 
 
 def mkfac(device: str) -> np.ndarray:
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(3, 32, 3, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten(),
-        nn.Linear(32 * 36, 128, bias=False), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, 10),
-    )  # fmt: skip
+        nn.Conv2d(3, 32, 3, bias=False),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * 36, 128, bias=False),
+        nn.BatchNorm1d(128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
+    )
     x, y = torch.randn(256, 3, 8, 8).to(device), torch.randint(10, (256,)).to(device)
     model.to(device)
-    opt = fisherfold.MKFAC(model, lr=0.05, manifold_lr=0.1, damping=0.1, every=2, example_input=x[:8])
+    opt = fisherfold.MKFAC(
+        model, lr=0.05, manifold_lr=0.1, damping=0.1, every=2, example_input=x[:8]
+    )
     for _ in range(20):
         opt.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
@@ -87,7 +103,10 @@ def mkfac(device: str) -> np.ndarray:
 FITS: dict[str, tuple[bool, Callable[[str], np.ndarray]]] = {
     "MatrixCompletion, variational, float32": (True, completion),
     "MatrixCompletion, variational, float64": (True, lambda d: completion(d, dtype="float64")),
-    "MatrixCompletion, point, float32": (True, lambda d: completion(d, inference="point", ridge=1.0)),
+    "MatrixCompletion, point, float32": (
+        True,
+        lambda d: completion(d, inference="point", ridge=1.0),
+    ),
     "LowRankImputer": (False, imputer),
     "SubspaceRegressor, marginal": (False, subspace),
     "SubspaceRegressor, point": (False, lambda d: subspace(d, inference="point", ridge=1.0)),
@@ -109,7 +128,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
     device = parser.parse_args().device
-    names = ["again", "2 threads"] if device == "cpu" else ["again", f"{device} again", f"{device} : cpu"]
+    names = (
+        ["again", "2 threads"]
+        if device == "cpu"
+        else ["again", f"{device} again", f"{device} : cpu"]
+    )
     print(f"{'':42s}" + "".join(f"{name:>14s}" for name in names))
     for name, (movable, fit) in FITS.items():
         if device != "cpu" and not movable:

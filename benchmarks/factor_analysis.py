@@ -74,7 +74,11 @@ def component_model(y: torch.Tensor, q: int) -> tuple[GaussianModel, dict[str, t
 
     problem = GaussianModel(space, moments, y)
     start = space.random_point(generator=torch.Generator().manual_seed(0))
-    return problem, {**start, "log_scales": start["log_scales"] * 0 + 1, "log_noise": start["log_noise"] * 0}
+    return problem, {
+        **start,
+        "log_scales": start["log_scales"] * 0 + 1,
+        "log_noise": start["log_noise"] * 0,
+    }
 
 
 def main() -> None:
@@ -84,24 +88,40 @@ def main() -> None:
     parser.add_argument("--d", type=int, default=50)
     parser.add_argument("--q", type=int, default=5)
     parsed = parser.parse_args()
-    table = Table(title=f"n = {parsed.n}, d = {parsed.d}, q = {parsed.q}, medians of {parsed.seeds} data sets")
-    for name in ("model", "by", "iterations", "CPU ms", "log-likelihood / n", "less than the best by"):
+    table = Table(
+        title=f"n = {parsed.n}, d = {parsed.d}, q = {parsed.q}, medians of {parsed.seeds} data sets"
+    )
+    for name in (
+        "model",
+        "by",
+        "iterations",
+        "CPU ms",
+        "log-likelihood / n",
+        "less than the best by",
+    ):
         table.add_column(name, justify="left" if name in ("model", "by") else "right")
     rows: dict[tuple[str, str], list[tuple[float, ...]]] = {}
     for seed in range(parsed.seeds):
         y = data(parsed.n, parsed.d, parsed.q, seed)
-        for model, make in (("factor analysis", factor_model), ("probabilistic PCA", component_model)):
+        for model, make in (
+            ("factor analysis", factor_model),
+            ("probabilistic PCA", component_model),
+        ):
             began = time.process_time()
             problem, start = make(y, parsed.q)
             result = minimize(problem, start, stop=GradientNorm(1e-6), max_iter=200)
             spent = time.process_time() - began
             ours = log_likelihood(problem.moments(result.x)[1], y)
-            rows.setdefault((model, f"rngd ({result.status})"), []).append((result.iterations, spent, ours))
+            rows.setdefault((model, f"rngd ({result.status})"), []).append(
+                (result.iterations, spent, ours)
+            )
             began = time.process_time()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 if model == "factor analysis":
-                    fit = FactorAnalysis(parsed.q, tol=1e-9, max_iter=20_000, svd_method="lapack").fit(y.numpy())
+                    fit = FactorAnalysis(
+                        parsed.q, tol=1e-9, max_iter=20_000, svd_method="lapack"
+                    ).fit(y.numpy())
                     steps, covariance = fit.n_iter_, fit.get_covariance()
                 else:
                     fit = PCA(parsed.q).fit(y.numpy())
@@ -114,7 +134,9 @@ def main() -> None:
         best = [max(run[2] for run in pair) for pair in both]
         lost = max(b - run[2] for b, run in zip(best, runs, strict=True))
         steps, spent, value = (median(run[k] for run in runs) for k in range(3))
-        table.add_row(model, by, f"{steps:.0f}", f"{1e3 * spent:.0f}", f"{value:.8f}", f"{lost:.1e}")
+        table.add_row(
+            model, by, f"{steps:.0f}", f"{1e3 * spent:.0f}", f"{value:.8f}", f"{lost:.1e}"
+        )
     Console(width=120).print(table)
 
 

@@ -29,7 +29,9 @@ def subspace() -> tuple[str, NLLProblem, Point]:
     manifold = Grassmann(2000, 10)
     x = torch.randn(2000, 2000, generator=generator, dtype=torch.float64)
     u = manifold.random_point(generator=generator)
-    problem = NLLProblem(manifold, lambda x, u: torch.tanh(x @ u) @ u.mT[:, :50], Gaussian(), x, x[:, :50])
+    problem = NLLProblem(
+        manifold, lambda x, u: torch.tanh(x @ u) @ u.mT[:, :50], Gaussian(), x, x[:, :50]
+    )
     return "autoencoder on Gr(2000, 10), N = 2000", problem, u
 
 
@@ -39,15 +41,23 @@ def frames() -> tuple[str, NLLProblem, Point]:
     x = torch.randn(4000, 500, generator=generator, dtype=torch.float64)
     y = torch.randint(20, (4000,), generator=generator)
     problem = NLLProblem(manifold, lambda x, w: torch.tanh(x @ w), Categorical(), x, y)
-    return "classifier on St(500, 20), N = 4000", problem, manifold.random_point(generator=generator)
+    return (
+        "classifier on St(500, 20), N = 4000",
+        problem,
+        manifold.random_point(generator=generator),
+    )
 
 
 def network() -> tuple[str, NLLProblem, Point]:
     torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 10)).double()
+    module = nn.Sequential(
+        nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 10)
+    ).double()
     x, y = torch.randn(4000, 64, dtype=torch.float64), torch.randint(10, (4000,))
     oblique = Oblique(256, 64)
-    problem, start = NLLProblem.from_module(module, Categorical(), x, y, manifolds={"0.weight": oblique})
+    problem, start = NLLProblem.from_module(
+        module, Categorical(), x, y, manifolds={"0.weight": oblique}
+    )
     start["0.weight"] = oblique.random_point()
     return "network, first layer on Oblique(256, 64), N = 4000", problem, start
 
@@ -79,8 +89,18 @@ def products(operator: FisherOperator, v: Point, count: int) -> None:
 
 
 def main() -> None:
-    table = Table(title="Exact RFIM: one product over one gradient (goal ≤ 3.5), and CG without a matrix")
-    for name in ("problem", "dim", "gradient ms", "product ms", "ratio", "CG peak MiB", "dense would be MiB"):
+    table = Table(
+        title="Exact RFIM: one product over one gradient (goal ≤ 3.5), and CG without a matrix"
+    )
+    for name in (
+        "problem",
+        "dim",
+        "gradient ms",
+        "product ms",
+        "ratio",
+        "CG peak MiB",
+        "dense would be MiB",
+    ):
         table.add_column(name, justify="left" if name == "problem" else "right")
     for make in (subspace, frames, network):
         title, problem, x = make()
@@ -92,9 +112,14 @@ def main() -> None:
         peak = peak_bytes(lambda: problem.fisher(x).solution(g, 1e-3, method="cg", max_iter=20))  # noqa: B023
         size = flatten(x).numel()
         table.add_row(
-            title, str(problem.manifold.dim), f"{1e3 * gradient:.1f}", f"{1e3 * product:.1f}",
-            f"{product / gradient:.2f}", f"{peak / 2**20:.0f}", f"{8 * size**2 / 2**20:.0f}",
-        )  # fmt: skip
+            title,
+            str(problem.manifold.dim),
+            f"{1e3 * gradient:.1f}",
+            f"{1e3 * product:.1f}",
+            f"{product / gradient:.2f}",
+            f"{peak / 2**20:.0f}",
+            f"{8 * size**2 / 2**20:.0f}",
+        )
     Console(width=130).print(table)
 
 

@@ -37,7 +37,9 @@ def load(name: str) -> tuple[Pairs, np.ndarray]:
         data = datasets.load_ratings(name)
         return (data.rows, data.cols), data.timestamp
     frame = pl.read_csv(Path(os.environ["FISHERFOLD_DATA"]) / "movielens_small" / "ratings.csv")
-    users, movies = (np.unique(frame[c].to_numpy(), return_inverse=True)[1] for c in ("userId", "movieId"))
+    users, movies = (
+        np.unique(frame[c].to_numpy(), return_inverse=True)[1] for c in ("userId", "movieId")
+    )
     return (users, movies), frame["timestamp"].to_numpy()
 
 
@@ -57,19 +59,27 @@ def metrics(scores: Scores, train: Pairs, test: Pairs) -> tuple[float, float]:
     wanted = np.zeros(scores.shape, dtype=bool)
     wanted[test] = True
     top = np.argpartition(-scores, 20, axis=1)[:, :20]
-    top = np.take_along_axis(top, np.argsort(-np.take_along_axis(scores, top, 1), axis=1, kind="stable"), 1)
+    top = np.take_along_axis(
+        top, np.argsort(-np.take_along_axis(scores, top, 1), axis=1, kind="stable"), 1
+    )
     hits, counts = np.take_along_axis(wanted, top, 1), wanted.sum(1)
     discount = 1 / np.log2(np.arange(2, 12))
     some = counts > 0
     ideal = np.cumsum(discount)[np.minimum(counts[some], 10) - 1]
-    return float(np.mean(hits[some, :10] @ discount / ideal)), float(np.mean(hits[some].sum(1) / counts[some]))
+    return float(np.mean(hits[some, :10] @ discount / ideal)), float(
+        np.mean(hits[some].sum(1) / counts[some])
+    )
 
 
 def ours(train: Pairs, shape: tuple[int, int], seed: int, **options: Any) -> Scores:
     model = ImplicitCompletion(random_state=seed, n_jobs=1, **options).fit(np.stack(train, axis=1))
     scores = np.full(shape, -1e9)
     rows, columns = model.row_ids_.astype(int), model.column_ids_.astype(int)
-    found = model.row_factors_ @ model.column_factors_.T + model.row_offsets_[:, None] + model.column_offsets_
+    found = (
+        model.row_factors_ @ model.column_factors_.T
+        + model.row_offsets_[:, None]
+        + model.column_offsets_
+    )
     scores[np.ix_(rows, columns)] = found
     return scores
 
@@ -82,9 +92,13 @@ def peer(kind: str) -> Callable[..., Scores]:
 
         table = csr_matrix((np.ones(len(train[0]), np.float32), train), shape)
         if kind == "ALS":
-            model = AlternatingLeastSquares(num_threads=1, random_state=seed, use_gpu=False, **options)
+            model = AlternatingLeastSquares(
+                num_threads=1, random_state=seed, use_gpu=False, **options
+            )
         else:
-            model = BayesianPersonalizedRanking(num_threads=1, random_state=seed, use_gpu=False, **options)
+            model = BayesianPersonalizedRanking(
+                num_threads=1, random_state=seed, use_gpu=False, **options
+            )
         model.fit(table, show_progress=False)
         return model.user_factors @ model.item_factors.T
 
@@ -107,17 +121,32 @@ def settings(name: str, rng: np.random.Generator, count: int) -> list[dict[str, 
         if name == "ImplicitCompletion":
             found.append({"rank": rank, "unobserved_weight": spread(rng, 1, 32)})
         elif name == "implicit ALS":
-            found.append({"factors": rank, "regularization": spread(rng, 0.01, 100), "alpha": spread(rng, 0.3, 30)})
+            found.append(
+                {
+                    "factors": rank,
+                    "regularization": spread(rng, 0.01, 100),
+                    "alpha": spread(rng, 0.3, 30),
+                }
+            )
         else:
             iterations = int(rng.choice([50, 100, 200]))
             rate, ridge = spread(rng, 0.01, 0.2), spread(rng, 1e-4, 0.1)
-            found.append({"factors": rank, "learning_rate": rate, "regularization": ridge, "iterations": iterations})
+            found.append(
+                {
+                    "factors": rank,
+                    "learning_rate": rate,
+                    "regularization": ridge,
+                    "iterations": iterations,
+                }
+            )
     return found
 
 
 METHODS: dict[str, Callable[..., Scores]] = {
-    "ImplicitCompletion": ours, "implicit ALS": peer("ALS"), "implicit BPR": peer("BPR")
-}  # fmt: skip
+    "ImplicitCompletion": ours,
+    "implicit ALS": peer("ALS"),
+    "implicit BPR": peer("BPR"),
+}
 
 
 def shown(options: dict[str, Any]) -> str:
@@ -126,7 +155,9 @@ def shown(options: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true", help="three settings each, MovieLens-100K only")
+    parser.add_argument(
+        "--quick", action="store_true", help="three settings each, MovieLens-100K only"
+    )
     quick = parser.parse_args().quick
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     torch.set_num_threads(1)
@@ -138,10 +169,17 @@ def main() -> None:
         inner = last_fifth(train, times[~held])
         rest, validation = ((train[0][part], train[1][part]) for part in (~inner, inner))
         table = Table(
-            "method", "setting", "nDCG@10", "recall@20", "CPU s", "CPU s of the search",
+            "method",
+            "setting",
+            "nDCG@10",
+            "recall@20",
+            "CPU s",
+            "CPU s of the search",
             title=f"{name}, last fifth of every user by time; mean ± standard deviation of three seeds",
-        )  # fmt: skip
-        rows: list[tuple[str, Callable[..., Scores], dict[str, Any], float]] = [("popularity", popularity, {}, 0.0)]
+        )
+        rows: list[tuple[str, Callable[..., Scores], dict[str, Any], float]] = [
+            ("popularity", popularity, {}, 0.0)
+        ]
         rows.append(("ImplicitCompletion", ours, {}, 0.0))
         for method, fit in METHODS.items():
             began, best = time.process_time(), (-1.0, {})

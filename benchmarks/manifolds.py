@@ -52,13 +52,21 @@ def rows(n: int, p: int, dtype: torch.dtype) -> list[Row]:
     y = x + v
     out = [Row("torch.linalg.qr", lambda: torch.linalg.qr(y).Q, True)]
     for method in grassmann.retractions:
-        out.append(Row(f"fisherfold retract, {method}", lambda m=method: grassmann.retract(x, v, method=m), True))
+        out.append(
+            Row(
+                f"fisherfold retract, {method}",
+                lambda m=method: grassmann.retract(x, v, method=m),
+                True,
+            )
+        )
     out.append(Row("fisherfold project", lambda: grassmann.project(x, a), False))
     geoopt = peer("geoopt")
     if geoopt:
         euclidean, canonical = geoopt.Stiefel(canonical=False), geoopt.Stiefel()
         out.append(Row("geoopt Stiefel(canonical=False) retr", lambda: euclidean.retr(x, v), True))
-        out.append(Row("geoopt Stiefel(canonical=False) proju", lambda: euclidean.proju(x, a), False))
+        out.append(
+            Row("geoopt Stiefel(canonical=False) proju", lambda: euclidean.proju(x, a), False)
+        )
         if n <= MAX_SQUARE:
             out.append(Row("geoopt Stiefel() retr", lambda: canonical.retr(x, v), True))
             out.append(Row("geoopt Stiefel() proju", lambda: canonical.proju(x, a), False))
@@ -92,7 +100,9 @@ def show(console: Console, n: int, p: int, dtype: torch.dtype, rounds: int) -> N
     for column in printed.columns[1:]:
         column.justify = "right"
     for row in table:
-        error = f"{float(orthonormality_error(torch.as_tensor(row.run()))):.0e}" if row.frame else ""
+        error = (
+            f"{float(orthonormality_error(torch.as_tensor(row.run()))):.0e}" if row.frame else ""
+        )
         printed.add_row(row.name, f"{1e3 * row.best:.2f}", f"{row.best / table[0].best:.2f}", error)
     console.print(printed)
 
@@ -107,7 +117,9 @@ def main() -> None:
     show(console, 1_000_000, 10, torch.float32, options.rounds)
     show(console, 3952, 10, torch.float32, options.rounds)
     show(console, 3952, 10, torch.float64, options.rounds)
-    console.print(f"python benchmarks/manifolds.py --rounds {options.rounds} --threads {options.threads}")
+    console.print(
+        f"python benchmarks/manifolds.py --rounds {options.rounds} --threads {options.threads}"
+    )
 
 
 if __name__ == "__main__":

@@ -30,10 +30,22 @@ GOALS = {"SphereOptimizer, natural": 1.20, "MKFAC": 1.20}
 
 def network() -> nn.Module:
     def block(inputs: int, outputs: int) -> list[nn.Module]:
-        return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+        return [
+            nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(),
+        ]
 
     pool = nn.MaxPool2d(2)
-    layers = [*block(3, 32), *block(32, 64), pool, *block(64, 128), pool, *block(128, 128), nn.AdaptiveAvgPool2d(1)]
+    layers = [
+        *block(3, 32),
+        *block(32, 64),
+        pool,
+        *block(64, 128),
+        pool,
+        *block(128, 128),
+        nn.AdaptiveAvgPool2d(1),
+    ]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128, 10))
 
 
@@ -42,12 +54,16 @@ def batches(count: int, size: int) -> list[tuple[Tensor, Tensor]]:
     found = []
     for _ in range(count):
         coarse = torch.randn(size, 3, 8, 8, generator=generator)
-        x = F.interpolate(coarse, size=32, mode="bicubic") + 0.1 * torch.randn(size, 3, 32, 32, generator=generator)
+        x = F.interpolate(coarse, size=32, mode="bicubic") + 0.1 * torch.randn(
+            size, 3, 32, 32, generator=generator
+        )
         found.append((x, torch.randint(10, (size,), generator=generator)))
     return found
 
 
-def first_order(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[int, Tensor, Tensor], None]:
+def first_order(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> Callable[[int, Tensor, Tensor], None]:
     def step(_: int, x: Tensor, y: Tensor) -> None:
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
@@ -68,7 +84,9 @@ def plain_hooks(model: nn.Module, damping: float) -> Callable[[int, Tensor, Tens
         if active[0]:
             a = inputs[0].detach()
             if isinstance(layer, nn.Conv2d):
-                a = F.unfold(a, layer.kernel_size, padding=layer.padding, stride=layer.stride).transpose(1, 2)
+                a = F.unfold(
+                    a, layer.kernel_size, padding=layer.padding, stride=layer.stride
+                ).transpose(1, 2)
             else:
                 a = torch.cat([a, a.new_ones(len(a), 1)], dim=1)
             a = a.reshape(-1, a.shape[-1])
@@ -90,7 +108,10 @@ def plain_hooks(model: nn.Module, damping: float) -> Callable[[int, Tensor, Tens
         F.cross_entropy(model(x), y).backward()
         for layer in layers:
             if active[0]:
-                bases[layer] = (*torch.linalg.eigh(factors[layer][0]), *torch.linalg.eigh(factors[layer][1]))
+                bases[layer] = (
+                    *torch.linalg.eigh(factors[layer][0]),
+                    *torch.linalg.eigh(factors[layer][1]),
+                )
             d_a, q_a, d_g, q_g = bases[layer]
             gradient = layer.weight.grad.flatten(1)
             if layer.bias is not None:
@@ -108,7 +129,9 @@ def plain_hooks(model: nn.Module, damping: float) -> Callable[[int, Tensor, Tens
 def singd(model: nn.Module, damping: float) -> Callable[[int, Tensor, Tensor], None]:
     from singd.optim.optimizer import SINGD
 
-    preconditioned = SINGD(model, lr=0.003, momentum=0.9, damping=damping, T=INTERVAL, warn_unsupported=False)
+    preconditioned = SINGD(
+        model, lr=0.003, momentum=0.9, damping=damping, T=INTERVAL, warn_unsupported=False
+    )
     rest = [p for name, p in model.named_parameters() if p.ndim == 1 and "13" not in name]
     norms = torch.optim.SGD(rest, lr=0.01, momentum=0.9)  # it does not train batch norm
 
@@ -132,8 +155,14 @@ def curvlinops(model: nn.Module, damping: float) -> Callable[[int, Tensor, Tenso
 
     def step(index: int, x: Tensor, y: Tensor) -> None:
         if index % INTERVAL == 0:
-            options = {"fisher_type": "empirical", "check_deterministic": False, "separate_weight_and_bias": False}
-            operator = KFACLinearOperator(model, nn.CrossEntropyLoss(), parameters, [(x, y)], **options)
+            options = {
+                "fisher_type": "empirical",
+                "check_deterministic": False,
+                "separate_weight_and_bias": False,
+            }
+            operator = KFACLinearOperator(
+                model, nn.CrossEntropyLoss(), parameters, [(x, y)], **options
+            )
             held[0] = KFACInverseLinearOperator(operator, damping=damping, use_exact_damping=True)
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
@@ -155,10 +184,14 @@ def methods(damping: float, x: Tensor) -> dict[str, Callable[[int, Tensor, Tenso
     found = {"SGD": first_order(model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9))}
     for direction in ("gradient", "spectral", "natural"):
         model = fresh()
-        optimizer = SphereOptimizer(model, lr=0.01, direction=direction, every=INTERVAL, example_input=x)
+        optimizer = SphereOptimizer(
+            model, lr=0.01, direction=direction, every=INTERVAL, example_input=x
+        )
         found[f"SphereOptimizer, {direction}"] = first_order(model, optimizer)
     model = fresh()
-    found["MKFAC"] = first_order(model, MKFAC(model, damping=damping, every=INTERVAL, example_input=x))
+    found["MKFAC"] = first_order(
+        model, MKFAC(model, damping=damping, every=INTERVAL, example_input=x)
+    )
     found["plain K-FAC hooks"] = plain_hooks(fresh(), damping)
     for name, make in (("SINGD", singd), ("curvlinops", curvlinops)):
         try:
@@ -189,8 +222,12 @@ def main() -> None:
                 step(index + (number + 1) * INTERVAL, x, y)
             seconds[name].append((time.process_time() - start) / INTERVAL)
             ratios[name].append(seconds[name][-1] / seconds["SGD"][-1])
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} thread(s), {time.strftime('%Y-%m-%d')}")
-    print(f"batch {arguments.batch}, λ {arguments.damping:g}, {arguments.rounds} rounds of {INTERVAL} steps, CPU time")
+    print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} thread(s), {time.strftime('%Y-%m-%d')}"
+    )
+    print(
+        f"batch {arguments.batch}, λ {arguments.damping:g}, {arguments.rounds} rounds of {INTERVAL} steps, CPU time"
+    )
     print(f"{'method':26} ms/step  over SGD (range)")
     for name in found:
         goal = GOALS.get(name)

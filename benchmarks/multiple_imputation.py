@@ -55,9 +55,14 @@ def iterative(holes: np.ndarray, m: int, seed: int) -> tuple[float, float, float
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return pooled([
-            IterativeImputer(sample_posterior=True, random_state=1000 * seed + k).fit_transform(holes) for k in range(m)
-        ])  # fmt: skip
+        return pooled(
+            [
+                IterativeImputer(sample_posterior=True, random_state=1000 * seed + k).fit_transform(
+                    holes
+                )
+                for k in range(m)
+            ]
+        )
 
 
 def complete_cases(holes: np.ndarray, m: int, seed: int) -> tuple[float, float, float]:
@@ -70,12 +75,15 @@ def complete_cases(holes: np.ndarray, m: int, seed: int) -> tuple[float, float, 
 
 
 METHODS: dict[str, Callable[[np.ndarray, int, int], tuple[float, float, float]]] = {
-    "LowRankImputer.sample": ours, "IterativeImputer(sample_posterior=True)": iterative,
+    "LowRankImputer.sample": ours,
+    "IterativeImputer(sample_posterior=True)": iterative,
     "complete cases": complete_cases,
-}  # fmt: skip
+}
 
 
-def of_table(a: argparse.Namespace, covariance: np.ndarray, slopes: np.ndarray, seed: int) -> dict[str, Any]:
+def of_table(
+    a: argparse.Namespace, covariance: np.ndarray, slopes: np.ndarray, seed: int
+) -> dict[str, Any]:
     """Estimate, whether the interval covers, its width and the seconds of each method on one table."""
     rng = np.random.default_rng(seed)
     X = rng.multivariate_normal(np.zeros(a.features), covariance, size=a.rows)
@@ -91,7 +99,13 @@ def of_table(a: argparse.Namespace, covariance: np.ndarray, slopes: np.ndarray, 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name, default in (("tables", 100), ("rows", 300), ("features", 5), ("draws", 10), ("processes", 2)):
+    for name, default in (
+        ("tables", 100),
+        ("rows", 300),
+        ("features", 5),
+        ("draws", 10),
+        ("processes", 2),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--missing", type=float, default=0.2)
     a = parser.parse_args()
@@ -99,10 +113,16 @@ def main() -> None:
     slopes = np.zeros(a.features)
     slopes[:2] = 1.0, 0.5
     with ProcessPoolExecutor(a.processes, mp_context=get_context("spawn")) as pool:
-        tables = list(pool.map(partial(of_table, a, covariance, slopes), range(a.tables), chunksize=5))
+        tables = list(
+            pool.map(partial(of_table, a, covariance, slopes), range(a.tables), chunksize=5)
+        )
     found = {name: [table[name] for table in tables] for name in METHODS}
-    print(f"{a.tables} tables of {a.rows} x {a.features + 1}, {a.missing:.0%} missing, {a.draws} draws")
-    print("| | mean estimate (truth 1) | covered by 95 % intervals | width | CPU s a table |\n|---|---|---|---|---|")
+    print(
+        f"{a.tables} tables of {a.rows} x {a.features + 1}, {a.missing:.0%} missing, {a.draws} draws"
+    )
+    print(
+        "| | mean estimate (truth 1) | covered by 95 % intervals | width | CPU s a table |\n|---|---|---|---|---|"
+    )
     for name, rows in found.items():
         estimate, covered, width, seconds = np.array(rows, dtype=float).mean(axis=0)
         print(f"| {name} | {estimate:.3f} | {covered:.3f} | {width:.3f} | {seconds:.2f} |")

@@ -67,8 +67,10 @@ class Transformer(nn.Module):
         self.place = nn.Parameter(0.02 * torch.randn(1, 16, width))
         layer = nn.TransformerEncoderLayer(
             width, 4, 2 * width, 0.0, F.gelu, batch_first=True, norm_first=True
-        )  # fmt: skip
-        self.blocks = nn.TransformerEncoder(layer, depth, nn.LayerNorm(width), enable_nested_tensor=False)
+        )
+        self.blocks = nn.TransformerEncoder(
+            layer, depth, nn.LayerNorm(width), enable_nested_tensor=False
+        )
         for block in self.blocks.layers:  # the layers of TransformerEncoder begin as copies of one
             for module in block.modules():
                 if hasattr(module, "reset_parameters"):
@@ -83,13 +85,18 @@ class Transformer(nn.Module):
 def airbench_muon(model: nn.Module, lr: float, _: Tensor) -> Any:
     filters = [m.weight for m in model.modules() if isinstance(m, nn.Conv2d)]
     others = [p for p in model.parameters() if not any(p is f for f in filters)]
-    return Several(FlatMuon(filters, lr), torch.optim.SGD(others, 0.05, momentum=0.9, nesterov=True, weight_decay=5e-4))
+    return Several(
+        FlatMuon(filters, lr),
+        torch.optim.SGD(others, 0.05, momentum=0.9, nesterov=True, weight_decay=5e-4),
+    )
 
 
 def torch_muon(model: nn.Module, lr: float, _: Tensor) -> Any:
     hidden = [p for n, p in model.named_parameters() if "blocks" in n and p.ndim == 2]
     others = [p for p in model.parameters() if not any(p is h for h in hidden)]
-    muon = torch.optim.Muon(hidden, lr, weight_decay=0.05, momentum=0.9, adjust_lr_fn="match_rms_adamw")
+    muon = torch.optim.Muon(
+        hidden, lr, weight_decay=0.05, momentum=0.9, adjust_lr_fn="match_rms_adamw"
+    )
     return Several(muon, torch.optim.AdamW(others, lr, weight_decay=0.05))
 
 
@@ -116,7 +123,10 @@ METHODS: dict[str, dict[str, tuple[Maker, tuple[float, ...]]]] = {
         "SOAP": (soap, (3e-3, 1e-2, 3e-2, 1e-1)),
         "Muon (airbench)": (airbench_muon, (0.06, 0.12, 0.24, 0.48)),
         "K-FAC": (lambda m, lr, x: KFAC(m, lr, weight_decay=5e-4), (0.03, 0.1, 0.3, 1.0)),
-        "MKFAC": (lambda m, lr, x: MKFAC(m, 0.05, lr, weight_decay=5e-4, example_input=x), (0.03, 0.1, 0.3, 1.0)),
+        "MKFAC": (
+            lambda m, lr, x: MKFAC(m, 0.05, lr, weight_decay=5e-4, example_input=x),
+            (0.03, 0.1, 0.3, 1.0),
+        ),
         "natural angles": (spheres(direction="natural"), (0.02, 0.04, 0.08, 0.16)),
         "SphereOptimizer": (spheres(), (0.02, 0.04, 0.08, 0.16)),
     },
@@ -148,7 +158,9 @@ def train(
     for _ in range(epochs):
         began = time.process_time()
         model.train()
-        for batch in torch.randperm(len(x), generator=generator)[: len(x) // BATCH * BATCH].split(BATCH):
+        for batch in torch.randperm(len(x), generator=generator)[: len(x) // BATCH * BATCH].split(
+            BATCH
+        ):
             share = 0.5 * (1 + np.cos(np.pi * done / steps)) * min(1.0, (done + 1) / (0.1 * steps))
             for group, rate in zip(optimizer.param_groups, own, strict=True):
                 group["lr"] = rate * share
@@ -168,13 +180,18 @@ def train(
 def augmented(x: Tensor, generator: torch.Generator) -> Tensor:
     flips = torch.rand(len(x), 1, 1, 1, generator=generator) < 0.5
     down, right = torch.randint(5, (2,), generator=generator).tolist()
-    return F.pad(torch.where(flips, x.flip(3), x), (2, 2, 2, 2))[:, :, down : down + 16, right : right + 16]
+    return F.pad(torch.where(flips, x.flip(3), x), (2, 2, 2, 2))[
+        :, :, down : down + 16, right : right + 16
+    ]
 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
     model.eval()
-    hits = sum(int((model(a).argmax(1) == b).sum()) for a, b in zip(x.split(500), y.split(500), strict=True))
+    hits = sum(
+        int((model(a).argmax(1) == b).sum())
+        for a, b in zip(x.split(500), y.split(500), strict=True)
+    )
     return 100 * hits / len(x)
 
 
@@ -186,7 +203,9 @@ class Runs:
         lines = path.read_text().splitlines() if path and path.exists() else []
         self.done = {json.dumps(key): tuple(found) for key, found in map(json.loads, lines)}
 
-    def __call__(self, name: str, make: Maker, lr: float, seed: int, judged: str) -> tuple[list[float], list[float]]:
+    def __call__(
+        self, name: str, make: Maker, lr: float, seed: int, judged: str
+    ) -> tuple[list[float], list[float]]:
         key = [self.network, self.epochs, name, lr, seed, judged]
         if json.dumps(key) not in self.done:
             found = train(self.network, make, lr, seed, self.epochs, self.data, judged)
@@ -198,7 +217,9 @@ class Runs:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--network", choices=NETWORKS, default="cnn")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=3)
@@ -208,7 +229,10 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     run, curves = Runs(given.network, given.epochs, images(), given.resume), {}
-    print(f"torch {torch.__version__}, {given.network}, {given.epochs} epochs, {given.seeds} seeds", flush=True)
+    print(
+        f"torch {torch.__version__}, {given.network}, {given.epochs} epochs, {given.seeds} seeds",
+        flush=True,
+    )
     for name, (make, rates) in METHODS[given.network].items():
         if given.only and name not in given.only.split(","):
             continue
@@ -232,11 +256,18 @@ def draw(curves: dict[str, Any], path: Path) -> None:
 
     figure = Figure(figsize=(6.4, 4), layout="constrained")
     panel = figure.subplots()
-    for name, points in sorted(curves.items(), key=lambda item: -item[1][-1][1]):  # the legend from best to worst
+    for name, points in sorted(
+        curves.items(), key=lambda item: -item[1][-1][1]
+    ):  # the legend from best to worst
         ours = name == "SphereOptimizer"
         label = f"{name}, {points[-1][1]:.1f} %"
         panel.plot(
-            *zip(*points, strict=True), "o-", ms=3, lw=2.8 if ours else 1.3, label=label, zorder=3 if ours else 2
+            *zip(*points, strict=True),
+            "o-",
+            ms=3,
+            lw=2.8 if ours else 1.3,
+            label=label,
+            zorder=3 if ours else 2,
         )
     panel.set(xlabel="CPU seconds of training", ylabel="test accuracy, %", xlim=(0, None))
     panel.grid(alpha=0.3)

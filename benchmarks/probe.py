@@ -19,11 +19,15 @@ import torch
 
 from fisherfold.optim.invariance import find_scale_invariant, guess_from_structure
 
-NETWORKS = "resnet18,resnet50,densenet121,regnet_y_400mf,efficientnet_b0,mobilenet_v3_small,nf_resnet26"
+NETWORKS = (
+    "resnet18,resnet50,densenet121,regnet_y_400mf,efficientnet_b0,mobilenet_v3_small,nf_resnet26"
+)
 
 
 def build(name: str) -> torch.nn.Module:
-    library = torch.library.Library("torchvision", "FRAGMENT")  # its own may not fit this build of torch
+    library = torch.library.Library(
+        "torchvision", "FRAGMENT"
+    )  # its own may not fit this build of torch
     for operator in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, operator):
             library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
@@ -41,7 +45,9 @@ def counted(forward: Callable[..., Any], passes: list[None]) -> Callable[..., An
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--networks", default=NETWORKS)
     torch.set_num_threads(1)
     for name in parser.parse_args().networks.split(","):
@@ -54,10 +60,15 @@ def main() -> None:
             found = find_scale_invariant(network, torch.randn(2, 3, 224, 224))
         times.append(time.process_time())
         guessed, probed = ({n for n, f in kinds.items() if f.spheres} for kinds in (guess, found))
-        counts = f"{len(probed)} by the probe, {len(guessed)} guessed, {len(probed & guessed)} by both"
+        counts = (
+            f"{len(probed)} by the probe, {len(guessed)} guessed, {len(probed & guessed)} by both"
+        )
         matrices = sum(p.ndim > 1 for p in network.parameters())
         seconds = f"{times[2] - times[1]:5.2f} s, guess {times[1] - times[0]:.2f} s"
-        print(f"{name:20} {len(passes):3} passes in {seconds}; of {matrices} weights {counts}", flush=True)
+        print(
+            f"{name:20} {len(passes):3} passes in {seconds}; of {matrices} weights {counts}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

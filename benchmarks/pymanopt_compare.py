@@ -65,9 +65,15 @@ def ica() -> Case:
     def hessian(w: np.ndarray, v: np.ndarray) -> np.ndarray:
         return x.T @ ((1 - np.tanh(x @ w) ** 2) * (x @ v)) / 5000
 
-    return Case("independent components, Stiefel(10, 10)", Stiefel(10, 10), theirs.Stiefel(10, 10), cost,
-                lambda w: float(np.logaddexp(x @ w, -(x @ w)).mean() * 10),
-                lambda w: x.T @ np.tanh(x @ w) / 5000, hessian)  # fmt: skip
+    return Case(
+        "independent components, Stiefel(10, 10)",
+        Stiefel(10, 10),
+        theirs.Stiefel(10, 10),
+        cost,
+        lambda w: float(np.logaddexp(x @ w, -(x @ w)).mean() * 10),
+        lambda w: x.T @ np.tanh(x @ w) / 5000,
+        hessian,
+    )
 
 
 def covariances() -> Case:
@@ -75,16 +81,24 @@ def covariances() -> Case:
     factors = np.random.default_rng(0).standard_normal((100, 8, 12))
     points = factors @ factors.transpose(0, 2, 1) / 12
     spd, peer, tpoints = SPD(8), theirs.SymmetricPositiveDefinite(8), torch.from_numpy(points)
-    return Case("mean of 100 covariances, SPD(8)", spd, peer,
-                lambda m: 0.5 * spd.dist(m.expand_as(tpoints), tpoints).square().mean(),
-                lambda m: 0.5 * float(np.mean([peer.dist(m, p) ** 2 for p in points])),
-                lambda m: -np.mean([peer.log(m, p) for p in points], axis=0), None, riemannian=True)  # fmt: skip
+    return Case(
+        "mean of 100 covariances, SPD(8)",
+        spd,
+        peer,
+        lambda m: 0.5 * spd.dist(m.expand_as(tpoints), tpoints).square().mean(),
+        lambda m: 0.5 * float(np.mean([peer.dist(m, p) ** 2 for p in points])),
+        lambda m: -np.mean([peer.log(m, p) for p in points], axis=0),
+        None,
+        riemannian=True,
+    )
 
 
 def robust_subspace() -> Case:
     """The subspace of least mean distance, smoothed: 3,000 points in 60 dimensions, a third of them outliers."""
     rng = np.random.default_rng(0)
-    x = rng.standard_normal((3000, 5)) @ rng.standard_normal((5, 60)) / 5**0.5 + 0.1 * rng.standard_normal((3000, 60))
+    x = rng.standard_normal((3000, 5)) @ rng.standard_normal(
+        (5, 60)
+    ) / 5**0.5 + 0.1 * rng.standard_normal((3000, 60))
     x[:1000] = rng.standard_normal((1000, 60))
     tx, squares = torch.from_numpy(x), (x * x).sum(1)
     tsquares = torch.from_numpy(squares)
@@ -102,9 +116,15 @@ def robust_subspace() -> Case:
         bend = ((image * moved).sum(1) / distance**3)[:, None] * image
         return -x.T @ (moved / distance[:, None] + bend) / 3000
 
-    return Case("robust subspace, Grassmann(60, 5)", Grassmann(60, 5), theirs.Grassmann(60, 5),
-                lambda u: (tsquares - (tx @ u).square().sum(1) + 0.01).sqrt().mean(),
-                lambda u: float(root(u)[1].mean()), gradient, hessian)  # fmt: skip
+    return Case(
+        "robust subspace, Grassmann(60, 5)",
+        Grassmann(60, 5),
+        theirs.Grassmann(60, 5),
+        lambda u: (tsquares - (tx @ u).square().sum(1) + 0.01).sqrt().mean(),
+        lambda u: float(root(u)[1].mean()),
+        gradient,
+        hessian,
+    )
 
 
 def cosine_softmax() -> Case:
@@ -129,9 +149,16 @@ def cosine_softmax() -> Case:
         p, z = shares(c), 2 * x @ v
         return 2 * x.T @ (p * (z - (p * z).sum(1, keepdims=True))) / 4000
 
-    return Case("softmax of unit vectors, Oblique(20, 40)", Oblique(20, 40), theirs.Oblique(40, 20),
-                lambda w: torch.nn.functional.cross_entropy(2 * tx @ w.T, ty),
-                cost, lambda c: 2 * x.T @ (shares(c) - hot) / 4000, hessian, transposed=True)  # fmt: skip
+    return Case(
+        "softmax of unit vectors, Oblique(20, 40)",
+        Oblique(20, 40),
+        theirs.Oblique(40, 20),
+        lambda w: torch.nn.functional.cross_entropy(2 * tx @ w.T, ty),
+        cost,
+        lambda c: 2 * x.T @ (shares(c) - hot) / 4000,
+        hessian,
+        transposed=True,
+    )
 
 
 def ours(case: Case, method: str, start: torch.Tensor, tol: float) -> tuple[float, float]:
@@ -141,7 +168,9 @@ def ours(case: Case, method: str, start: torch.Tensor, tol: float) -> tuple[floa
     return time.process_time() - began, result.value if result.success else math.nan
 
 
-def pymanopts(case: Case, backend: str, optimizer: type, start: torch.Tensor, tol: float) -> tuple[float, float]:
+def pymanopts(
+    case: Case, backend: str, optimizer: type, start: torch.Tensor, tol: float
+) -> tuple[float, float]:
     first = np.ascontiguousarray(start.numpy().T) if case.transposed else start.numpy().copy()
     options: dict[str, Any] = {}
     if backend == "numpy":
@@ -152,7 +181,9 @@ def pymanopts(case: Case, backend: str, optimizer: type, start: torch.Tensor, to
         if case.hessian is not None:
             options[f"{kind}_hessian"] = decorate(case.hessian)
     else:
-        cost = pymanopt.function.pytorch(case.peer)(lambda c: case.cost(c.T if case.transposed else c))
+        cost = pymanopt.function.pytorch(case.peer)(
+            lambda c: case.cost(c.T if case.transposed else c)
+        )
     problem = pymanopt.Problem(case.peer, cost, **options)
     run = optimizer(verbosity=0, min_gradient_norm=tol, max_iterations=3000, min_step_size=1e-14)
     began = time.process_time()
@@ -161,13 +192,27 @@ def pymanopts(case: Case, backend: str, optimizer: type, start: torch.Tensor, to
 
 
 def main() -> None:
-    table = Table(title=f"CPU seconds to a gradient of {ACCURACY:g} of the first, least of {ROUNDS} runs")
-    columns = ("problem", "fisherfold", "s", "pymanopt, same function", "s", "ratio", "pymanopt, by hand", "s", "ratio")
+    table = Table(
+        title=f"CPU seconds to a gradient of {ACCURACY:g} of the first, least of {ROUNDS} runs"
+    )
+    columns = (
+        "problem",
+        "fisherfold",
+        "s",
+        "pymanopt, same function",
+        "s",
+        "ratio",
+        "pymanopt, by hand",
+        "s",
+        "ratio",
+    )
     for column in (*columns, "minima differ by"):
         table.add_column(column)
     for case in (ica(), covariances(), robust_subspace(), cosine_softmax()):
         start = case.manifold.random_point(generator=torch.Generator().manual_seed(1))
-        tol = ACCURACY * float(case.manifold.norm(start, LossProblem(case.manifold, case.cost).gradient(start)))
+        tol = ACCURACY * float(
+            case.manifold.norm(start, LossProblem(case.manifold, case.cost).gradient(start))
+        )
         runs: dict[str, Callable[[], tuple[float, float]]] = {
             method: partial(ours, case, method, start, tol) for method in OURS
         }
@@ -175,7 +220,9 @@ def main() -> None:
             for optimizer in (TrustRegions, ConjugateGradient):
                 if backend == "numpy" and optimizer is TrustRegions and case.hessian is None:
                     continue  # there is no Hessian by hand
-                runs[f"{optimizer.__name__}, {backend}"] = partial(pymanopts, case, backend, optimizer, start, tol)
+                runs[f"{optimizer.__name__}, {backend}"] = partial(
+                    pymanopts, case, backend, optimizer, start, tol
+                )
         found = {name: [run()] for name, run in runs.items()}  # the first is a warm-up
         for _ in range(ROUNDS):
             for name, run in runs.items():
@@ -189,16 +236,30 @@ def main() -> None:
             print(f"   {name:28} {seconds[name]:8.4f} s   above the lowest by {gaps[name]:.1e}")
         good = {name: seconds[name] for name in runs if gaps[name] <= 1e-10}
         best = {
-            kind: min((name for name in good if (kind in name if kind else name in OURS)), key=good.__getitem__)
+            kind: min(
+                (name for name in good if (kind in name if kind else name in OURS)),
+                key=good.__getitem__,
+            )
             for kind in ("", "pytorch", "numpy")
         }
-        spread = max(values[name] for name in best.values()) - min(values[name] for name in best.values())
+        spread = max(values[name] for name in best.values()) - min(
+            values[name] for name in best.values()
+        )
         table.add_row(
-            case.name, best[""], f"{good[best['']]:.4f}",
-            *(text for peer in ("pytorch", "numpy") for text in (
-                best[peer].split(",")[0], f"{good[best[peer]]:.4f}", f"{good[best['']] / good[best[peer]]:.2f}")),
+            case.name,
+            best[""],
+            f"{good[best['']]:.4f}",
+            *(
+                text
+                for peer in ("pytorch", "numpy")
+                for text in (
+                    best[peer].split(",")[0],
+                    f"{good[best[peer]]:.4f}",
+                    f"{good[best['']] / good[best[peer]]:.2f}",
+                )
+            ),
             f"{spread:.0e}",
-        )  # fmt: skip
+        )
     Console(width=190).print(table)
 
 

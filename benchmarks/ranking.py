@@ -57,11 +57,15 @@ def explicit(by: str) -> Callable[..., Lists]:
     return run
 
 
-def ours_implicit(rows: Any, columns: Any, values: Any, users: Any, rank: int, strength: float) -> Lists:
+def ours_implicit(
+    rows: Any, columns: Any, values: Any, users: Any, rank: int, strength: float
+) -> Lists:
     from fisherfold import ImplicitCompletion
 
     good = values >= GOOD
-    model = ImplicitCompletion(rank, n_jobs=1, **({"unobserved_weight": strength} if strength else {}))
+    model = ImplicitCompletion(
+        rank, n_jobs=1, **({"unobserved_weight": strength} if strength else {})
+    )
     model.fit(np.stack([rows[good], columns[good]], axis=1))
     return without_seen(lambda u: lists_of(model.recommend(u, 200)), rows, columns, users)
 
@@ -80,10 +84,19 @@ def peer_implicit(kind: str) -> Callable[..., Lists]:
 
         good = values >= GOOD
         shape = rows.max() + 1, columns.max() + 1
-        liked = sp.csr_matrix((np.ones(good.sum(), np.float32), (rows[good], columns[good])), shape=shape)
-        options = {"factors": rank, "num_threads": 1, "random_state": 0, "iterations": 15 if kind == "als" else 100}
+        liked = sp.csr_matrix(
+            (np.ones(good.sum(), np.float32), (rows[good], columns[good])), shape=shape
+        )
+        options = {
+            "factors": rank,
+            "num_threads": 1,
+            "random_state": 0,
+            "iterations": 15 if kind == "als" else 100,
+        }
         if kind == "als":
-            model = implicit.als.AlternatingLeastSquares(regularization=strength, alpha=10.0, **options)
+            model = implicit.als.AlternatingLeastSquares(
+                regularization=strength, alpha=10.0, **options
+            )
         else:
             model = implicit.bpr.BayesianPersonalizedRanking(regularization=strength, **options)
         model.fit(liked, show_progress=False)
@@ -95,7 +108,9 @@ def peer_implicit(kind: str) -> Callable[..., Lists]:
     return run
 
 
-def peer_lenskit(rows: Any, columns: Any, values: Any, users: Any, rank: int, strength: float) -> Lists:
+def peer_lenskit(
+    rows: Any, columns: Any, values: Any, users: Any, rank: int, strength: float
+) -> Lists:
     import pandas as pd
     from lenskit.als import ImplicitMFScorer
     from lenskit.batch import recommend
@@ -104,7 +119,9 @@ def peer_lenskit(rows: Any, columns: Any, values: Any, users: Any, rank: int, st
 
     good = values >= GOOD
     liked = pd.DataFrame({"user_id": rows[good], "item_id": columns[good]})
-    pipe = topn_pipeline(ImplicitMFScorer(embedding_size=rank, regularization=strength, epochs=15), n=200)
+    pipe = topn_pipeline(
+        ImplicitMFScorer(embedding_size=rank, regularization=strength, epochs=15), n=200
+    )
     pipe.train(from_interactions_df(liked))
     known = np.intersect1d(users, rows[good])
     found = recommend(pipe, known.tolist(), n=200, n_jobs=1).to_df()
@@ -112,8 +129,12 @@ def peer_lenskit(rows: Any, columns: Any, values: Any, users: Any, rank: int, st
     return without_seen(lambda _: pairs, rows, columns, users)
 
 
-def popularity(rows: Any, columns: Any, values: Any, users: Any, rank: int, strength: float) -> Lists:
-    order = np.argsort(-np.bincount(columns[values >= GOOD], minlength=columns.max() + 1), kind="stable")[:500]
+def popularity(
+    rows: Any, columns: Any, values: Any, users: Any, rank: int, strength: float
+) -> Lists:
+    order = np.argsort(
+        -np.bincount(columns[values >= GOOD], minlength=columns.max() + 1), kind="stable"
+    )[:500]
     pairs = np.repeat(users, len(order)), np.tile(order, len(users))
     return without_seen(lambda _: pairs, rows, columns, users)
 
@@ -129,7 +150,9 @@ MODELS: dict[str, tuple[Callable[..., Lists], tuple[float, ...]]] = {
 }
 
 
-def scored(run: Callable[..., Lists], train: tuple[Any, Any, Any], test: tuple[Any, Any, Any], **how: Any) -> Any:
+def scored(
+    run: Callable[..., Lists], train: tuple[Any, Any, Any], test: tuple[Any, Any, Any], **how: Any
+) -> Any:
     known = np.isin(test[0], train[0]) & np.isin(test[1], train[1]) & (test[2] >= GOOD)
     wanted = test[0][known], test[1][known]
     began = time.process_time()
@@ -159,15 +182,24 @@ def agreement() -> None:
         ones = ranking_metrics(lists, (np.zeros(len(wanted), int), wanted), k)
         graded = ranking_metrics(lists, (np.zeros(len(wanted), int), wanted, gains), k)
         whole = ranking_metrics(lists, (np.zeros(len(wanted), int), wanted), n_items)
-        listed, truth = ItemList(item_ids=order, ordered=True), ItemList(item_ids=wanted, rating=gains)
+        listed, truth = (
+            ItemList(item_ids=order, ordered=True),
+            ItemList(item_ids=wanted, rating=gains),
+        )
         found = {
             ("ndcg, graded", "LensKit"): (graded["ndcg"], graded_ndcg.measure_list(listed, truth)),
-            ("ndcg", "LensKit"): (ones["ndcg"], lk.NDCG(k, weight=discount).measure_list(listed, truth)),
+            ("ndcg", "LensKit"): (
+                ones["ndcg"],
+                lk.NDCG(k, weight=discount).measure_list(listed, truth),
+            ),
             ("recall, capped", "LensKit"): (
                 ones["recall"] * len(wanted) / min(k, len(wanted)),
                 lk.Recall(k).measure_list(listed, truth),
             ),
-            ("precision", "LensKit"): (ones["precision"], lk.Precision(k).measure_list(listed, truth)),
+            ("precision", "LensKit"): (
+                ones["precision"],
+                lk.Precision(k).measure_list(listed, truth),
+            ),
             ("mrr", "LensKit"): (ones["mrr"], lk.RecipRank(k).measure_list(listed, truth)),
             ("hit_rate", "LensKit"): (ones["hit_rate"], lk.Hit(k).measure_list(listed, truth)),
             ("ndcg", "cornac"): (ones["ndcg"], NDCG(k).compute(wanted, order)),
@@ -175,7 +207,10 @@ def agreement() -> None:
             ("precision", "cornac"): (ones["precision"], Precision(k).compute(wanted, order)),
             ("hit_rate", "cornac"): (ones["hit_rate"], HitRatio(k).compute(wanted, order)),
             ("mrr, all places", "cornac"): (whole["mrr"], MRR().compute(wanted, order)),
-            ("map, all places", "cornac"): (whole["map"], MAP().compute(order, -np.arange(n_items), wanted)),
+            ("map, all places", "cornac"): (
+                whole["map"],
+                MAP().compute(order, -np.arange(n_items), wanted),
+            ),
         }
         for what, (mine, theirs) in found.items():
             apart[what] = max(apart.get(what, 0.0), abs(mine - float(theirs)))
@@ -206,13 +241,18 @@ def main() -> None:
             continue
         grid = list(itertools.product((8, 32) if name != "popularity" else (1,), strengths))
         try:
-            tried = [scored(run, inner, valid, rank=rank, strength=strength)[0] for rank, strength in grid]
+            tried = [
+                scored(run, inner, valid, rank=rank, strength=strength)[0]
+                for rank, strength in grid
+            ]
         except ImportError as error:
             print(f"| {name} | not run: {error} |")
             continue
         rank, strength = grid[int(np.argmax(tried))]
         ndcg, recall, coverage, seconds = scored(run, train, test, rank=rank, strength=strength)
-        figures = f"{ndcg:.4f} | {recall:.4f} | {coverage:.3f} | {seconds:.2f} | {rank}, {strength:g}"
+        figures = (
+            f"{ndcg:.4f} | {recall:.4f} | {coverage:.3f} | {seconds:.2f} | {rank}, {strength:g}"
+        )
         print(f"| {name} | {figures} |", flush=True)
 
 

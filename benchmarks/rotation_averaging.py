@@ -83,20 +83,36 @@ def scipys(seen: Tensor) -> Tensor:
 
 def main() -> None:
     table = Table(title=f"The average of {COUNT} rotations")
-    for column in ("outliers", "loss", "method", "CPU seconds", "loss above the least", "error, degrees"):
+    for column in (
+        "outliers",
+        "loss",
+        "method",
+        "CPU seconds",
+        "loss above the least",
+        "error, degrees",
+    ):
         table.add_column(column)
     for outliers in (0.0, 0.25):
         truth, seen = observations(outliers)
         for name, make in (("chordal", chordal), ("robust", robust)):
             cost, start = make(seen), seen[-1].clone()
-            runs = {method: timed(partial(ours, cost, start, method)) for method in ("trust-region", "lbfgs")}
+            runs = {
+                method: timed(partial(ours, cost, start, method))
+                for method in ("trust-region", "lbfgs")
+            }
             runs["pymanopt TrustRegions"] = timed(partial(pymanopts, cost, start))
             if name == "chordal":
                 runs["SciPy Rotation.mean"] = timed(partial(scipys, seen))
             least = min(float(cost(r)) for r, _ in runs.values())
             for method, (r, seconds) in runs.items():
-                table.add_row(f"{outliers:.0%}", name, method, f"{seconds:.4f}", f"{float(cost(r)) - least:.0e}",
-                              f"{degrees(r, truth):.3f}")  # fmt: skip
+                table.add_row(
+                    f"{outliers:.0%}",
+                    name,
+                    method,
+                    f"{seconds:.4f}",
+                    f"{float(cost(r)) - least:.0e}",
+                    f"{degrees(r, truth):.3f}",
+                )
     Console(width=120).print(table)
 
 

@@ -62,8 +62,12 @@ class Popular:
     def piece(self, first: int, stop: int, begun: int) -> tuple[Any, Any, Any]:
         rng = np.random.default_rng([self.seed, first])
         counts = np.diff(self.ends[first:stop], prepend=begun)
-        drawn = np.searchsorted(self.share, rng.random(int(counts.sum()), dtype=np.float32)).clip(max=self.items - 1)
-        pair = np.unique(np.repeat(np.arange(stop - first), counts) * self.items + self.label[drawn])
+        drawn = np.searchsorted(self.share, rng.random(int(counts.sum()), dtype=np.float32)).clip(
+            max=self.items - 1
+        )
+        pair = np.unique(
+            np.repeat(np.arange(stop - first), counts) * self.items + self.label[drawn]
+        )
         users, items = (pair // self.items).astype(np.int32), (pair % self.items).astype(np.int32)
         left = rng.standard_normal((stop - first, 4), dtype=np.float32)
         values = 0.5 * np.einsum("ij,ij->i", left[users], self.right[items])
@@ -85,10 +89,16 @@ def ready(stream: Popular, group: Any) -> Any:
 
     if group.size == 1:
         axes = Axis.whole(stream.users), Axis.whole(stream.items)
-        return Ratings.over(axes, *(np.concatenate(parts) for parts in zip(*stream.pieces(), strict=True)))
+        return Ratings.over(
+            axes, *(np.concatenate(parts) for parts in zip(*stream.pieces(), strict=True))
+        )
 
-    pieces = [np.concatenate(parts) for parts in zip(*stream.pieces(group.rank, group.size), strict=True)]
-    share = Entries(pieces[0].astype(np.int64), pieces[1].astype(np.int64), pieces[2].astype(np.float64))
+    pieces = [
+        np.concatenate(parts) for parts in zip(*stream.pieces(group.rank, group.size), strict=True)
+    ]
+    share = Entries(
+        pieces[0].astype(np.int64), pieces[1].astype(np.int64), pieces[2].astype(np.float64)
+    )
     settings = MatrixCompletion(duplicates="error")._settings()
     return share_out(share, settings, group)[0].ratings
 
@@ -109,10 +119,15 @@ def one(count: int) -> dict[str, Any]:
         base = resident()
         began = time.process_time(), time.perf_counter()
         ratings = ready(Popular(count), group)
-        found: dict[str, Any] = {"build": time.process_time() - began[0], "build_wall": time.perf_counter() - began[1]}
+        found: dict[str, Any] = {
+            "build": time.process_time() - began[0],
+            "build_wall": time.perf_counter() - began[1],
+        }
         found["build_peak"] = resident() - base
         problem = CompletionProblem(ratings, RANK)
-        x = problem.manifold.random_point(dtype=torch.float32, generator=torch.Generator().manual_seed(0))
+        x = problem.manifold.random_point(
+            dtype=torch.float32, generator=torch.Generator().manual_seed(0)
+        )
         problem.loss_and_gradient(x)
 
         def timed(name: str, work: Any, rounds: int = 2) -> None:
@@ -131,10 +146,13 @@ def one(count: int) -> dict[str, Any]:
         start = start_posterior(ratings, RANK, weight_strength=0.0)
         timed("step", lambda: sweep(start, ratings), 1)
         found |= {
-            "ratings": ratings.n_ratings, "here": ratings.by_column.n_ratings, "stored": ratings.nbytes,
-            "members": len(ratings.row_axis) + len(ratings.column_axis), "peak": resident() - base,
+            "ratings": ratings.n_ratings,
+            "here": ratings.by_column.n_ratings,
+            "stored": ratings.nbytes,
+            "members": len(ratings.row_axis) + len(ratings.column_axis),
+            "peak": resident() - base,
             "shape": ratings.shape,
-        }  # fmt: skip
+        }
     return found
 
 
@@ -146,17 +164,21 @@ def run(count: int, ranks: int) -> list[dict[str, Any]]:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     plain = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
     several = {
-        "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port),
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }  # fmt: skip
+    }
     command = [sys.executable, __file__, "--one", str(count)]
     started = [
         subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True,
+            command,
+            stdout=subprocess.PIPE,
+            text=True,
             env=plain | ({} if ranks == 1 else {**several, "RANK": str(rank)}),
         )
         for rank in range(ranks)
-    ]  # fmt: skip
+    ]
     outputs = [process.communicate()[0] for process in started]
     if any(process.returncode for process in started):
         raise SystemExit(f"{count:.0e} ratings on {ranks} ranks failed")
@@ -167,9 +189,15 @@ def paper(nanoseconds: dict[str, float]) -> None:
     """10¹⁰ ratings on 64 hosts, from what one core was measured to need per rating."""
     hosts, cores, ratings, users, items, network = 64, 16, 10**10, 5 * 10**7, 10**5, 25e9 / 8
     here, width = ratings / hosts, RANK * (RANK + 1) // 2
-    print(f"\n10^10 ratings on paper: {hosts} hosts of {cores} cores, {users:,} users shared out, {items:,} items on")
-    print(f"every host, rank {RANK}, float32, 25 Gbit/s; a core as measured above at the largest size, no gain and")
-    print("no loss from its neighbours; ring all-reduce, 2 (hosts - 1)/hosts of the bytes on the wire, not overlapped.")
+    print(
+        f"\n10^10 ratings on paper: {hosts} hosts of {cores} cores, {users:,} users shared out, {items:,} items on"
+    )
+    print(
+        f"every host, rank {RANK}, float32, 25 Gbit/s; a core as measured above at the largest size, no gain and"
+    )
+    print(
+        "no loss from its neighbours; ring all-reduce, 2 (hosts - 1)/hosts of the bytes on the wire, not overlapped."
+    )
     print(f"{'':28}{'MB all-reduced':>16}{'compute, s':>12}{'network, s':>12}{'total, s':>10}")
     for name, key, floats in (
         ("loss and gradient", "pass", items * RANK + 1),
@@ -177,13 +205,19 @@ def paper(nanoseconds: dict[str, float]) -> None:
         ("exact Fisher product", "product", items * RANK),
         ("alternating step", "step", items * ((RANK + 1) * (RANK + 2) // 2 + 2 * (RANK + 1))),
     ):
-        compute = nanoseconds[key] * 1e-9 * here / cores if name != "row-block Fisher factors" else 0.0
+        compute = (
+            nanoseconds[key] * 1e-9 * here / cores if name != "row-block Fisher factors" else 0.0
+        )
         wire = 2 * (hosts - 1) / hosts * 4 * floats / network
         print(f"{name:28}{4 * floats / 1e6:16.1f}{compute:12.2f}{wire:12.3f}{compute + wire:10.2f}")
     tables = 4 * (users / hosts + items) * (2 * width + 4 * RANK)
-    print(f"memory per host: {16 * here / 1e9:.1f} GB of ratings + {tables / 1e9:.1f} GB of tables, (users/64 + items)")
+    print(
+        f"memory per host: {16 * here / 1e9:.1f} GB of ratings + {tables / 1e9:.1f} GB of tables, (users/64 + items)"
+    )
     model = 4 * (users + items) * RANK / 1e9
-    print(f"times (2 p(p+1)/2 + 4 p) floats; the model, (users + items) p floats, is {model:.1f} GB.")
+    print(
+        f"times (2 p(p+1)/2 + 4 p) floats; the model, (users + items) p floats, is {model:.1f} GB."
+    )
 
 
 def main() -> None:
@@ -196,24 +230,35 @@ def main() -> None:
     if arguments.one:
         print(json.dumps(one(arguments.one)))
         return
-    sizes = [10**5, 10**6] if arguments.quick else [int(float(size)) for size in arguments.sizes.split(",")]
+    sizes = (
+        [10**5, 10**6]
+        if arguments.quick
+        else [int(float(size)) for size in arguments.sizes.split(",")]
+    )
     print("rank 10, float32, one thread per rank; ns of CPU time per rating (all ranks together)")
-    print(f"{'ratings':>12}{'users x items':>18}{'ranks':>6}{'build ns':>9}{'pass ns':>8}{'product':>8}{'step ns':>8}"
-          f"{'pass s':>8}{'peak MB':>9}{'build B':>8}{'pass B':>8}{'all B':>8}{'beyond 16':>10}")  # fmt: skip
+    print(
+        f"{'ratings':>12}{'users x items':>18}{'ranks':>6}{'build ns':>9}{'pass ns':>8}{'product':>8}{'step ns':>8}"
+        f"{'pass s':>8}{'peak MB':>9}{'build B':>8}{'pass B':>8}{'all B':>8}{'beyond 16':>10}"
+    )
     last: dict[str, float] = {}
     for ranks in (int(r) for r in arguments.ranks.split(",")):
         for size in sizes:
             found = run(size, ranks)
             total = found[0]["ratings"]
-            ns = {k: 1e9 * sum(f[k] for f in found) / total for k in ("build", "pass", "product", "step")}
+            ns = {
+                k: 1e9 * sum(f[k] for f in found) / total
+                for k in ("build", "pass", "product", "step")
+            }
             worst = max(found, key=lambda f: f["peak"])
             beyond = (worst["pass_peak"] - 16 * worst["here"]) / (4 * worst["members"])
             size = " x ".join(map(str, found[0]["shape"]))
-            print(f"{total:12,}{size:>18}{ranks:6}{ns['build']:9.0f}{ns['pass']:8.1f}"
-                  f"{ns['product']:8.1f}{ns['step']:8.1f}{found[0]['pass_wall']:8.2f}{worst['peak'] / 2**20:9.0f}"
-                  f"{worst['build_peak'] / worst['here']:8.1f}{worst['pass_peak'] / worst['here']:8.1f}"
-                  f"{worst['peak'] / worst['here']:8.1f}{beyond:10.0f}",
-                  flush=True)  # fmt: skip
+            print(
+                f"{total:12,}{size:>18}{ranks:6}{ns['build']:9.0f}{ns['pass']:8.1f}"
+                f"{ns['product']:8.1f}{ns['step']:8.1f}{found[0]['pass_wall']:8.2f}{worst['peak'] / 2**20:9.0f}"
+                f"{worst['build_peak'] / worst['here']:8.1f}{worst['pass_peak'] / worst['here']:8.1f}"
+                f"{worst['peak'] / worst['here']:8.1f}{beyond:10.0f}",
+                flush=True,
+            )
             if ranks == 1:
                 last = ns
     paper(last or ns)

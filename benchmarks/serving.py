@@ -56,12 +56,22 @@ def made(rows: int, columns: int, rank: int, ratings: int):
     seen = Seen(offsets, items.astype(np.int32), np.zeros(len(keep), dtype=np.float32))
     ids = IdIndex(np.arange(rows)), IdIndex(np.arange(columns))
     model = CompletionModel(*ids, posterior, 3.5, 1.0, 1.0, 5.0, seen, "variational", 0, len(keep))
-    return MatrixCompletion(rank)._remember(Entries([], [], np.zeros(0)))._adopt(model), users, items
+    return (
+        MatrixCompletion(rank)._remember(Entries([], [], np.zeros(0)))._adopt(model),
+        users,
+        items,
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name, default in (("rows", 300_000), ("columns", 30_000), ("rank", 10), ("ratings", 5_000_000), ("threads", 2)):
+    for name, default in (
+        ("rows", 300_000),
+        ("columns", 30_000),
+        ("rank", 10),
+        ("ratings", 5_000_000),
+        ("threads", 2),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     a = parser.parse_args()
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -71,7 +81,9 @@ def main() -> None:
     torch.set_num_threads(a.threads)
     model, users, items = made(a.rows, a.columns, a.rank, a.ratings)
     rng = np.random.default_rng(1)
-    pairs = np.stack([rng.integers(0, a.rows, 100_000), rng.integers(0, a.columns, 100_000)], axis=1)
+    pairs = np.stack(
+        [rng.integers(0, a.rows, 100_000), rng.integers(0, a.columns, 100_000)], axis=1
+    )
     many = rng.choice(a.rows, 10_000, replace=False)
     lines = [
         ("predict 1 pair", 1, lambda: model.predict([(17, 23)])),
@@ -80,7 +92,11 @@ def main() -> None:
         ("predict 100,000 pairs, std", 1, lambda: model.predict(pairs, return_std=True)),
         ("recommend 1 id", 1, lambda: model.recommend(17)),
         ("recommend 1 id, by upper", 1, lambda: model.recommend(17, by="upper")),
-        ("recommend_new, 5 ratings", 1, lambda: model.recommend_new({1: 5.0, 2: 4.0, 3: 1.0, 4: 2.0, 5: 5.0})),
+        (
+            "recommend_new, 5 ratings",
+            1,
+            lambda: model.recommend_new({1: 5.0, 2: 4.0, 3: 1.0, 4: 2.0, 5: 5.0}),
+        ),
         ("similar 1 id", 1, lambda: model.similar(17)),
         ("recommend 10,000 ids", 10_000, lambda: model.recommend(many)),
     ]
@@ -98,15 +114,23 @@ def main() -> None:
     else:
         peer = implicit.als.AlternatingLeastSquares(factors=a.rank + 2, num_threads=a.threads)
         peer.user_factors, peer.item_factors = vectors
-        rated = sp.csr_matrix((np.ones(len(users), dtype=np.float32), (users, items)), shape=(a.rows, a.columns))
+        rated = sp.csr_matrix(
+            (np.ones(len(users), dtype=np.float32), (users, items)), shape=(a.rows, a.columns)
+        )
         one = median(lambda: peer.recommend(17, rated[17], 10), 20)
         print(f"{'implicit: recommend 1 id':32s} {1e3 * one:10.2f} ms")
         seconds = median(lambda: peer.recommend(many, rated[many], 10), 3)
-        print(f"{'implicit: recommend 10,000 ids':32s} {1e3 * seconds:10.2f} ms {10_000 / seconds:10.0f} ids/s")
-        print(f"{'implicit: similar 1 id':32s} {1e3 * median(lambda: peer.similar_items(17, 10), 20):10.2f} ms")
+        print(
+            f"{'implicit: recommend 10,000 ids':32s} {1e3 * seconds:10.2f} ms {10_000 / seconds:10.0f} ids/s"
+        )
+        print(
+            f"{'implicit: similar 1 id':32s} {1e3 * median(lambda: peer.similar_items(17, 10), 20):10.2f} ms"
+        )
         same = peer.recommend(many[:100], rated[many[:100]], 10)[0]
         ours = model.recommend(many[:100])["column"].to_numpy().reshape(100, 10)
-        print(f"lists that agree: {np.mean([set(x) == set(y) for x, y in zip(same, ours, strict=True)]):.2f}")
+        print(
+            f"lists that agree: {np.mean([set(x) == set(y) for x, y in zip(same, ours, strict=True)]):.2f}"
+        )
     try:
         import faiss
     except ImportError:
@@ -116,7 +140,9 @@ def main() -> None:
         index = faiss.IndexFlatIP(a.rank + 2)
         index.add(vectors[1])
         seconds = median(lambda: index.search(vectors[0][many], 10), 3)
-        print(f"{'faiss flat: 10,000 ids, all':32s} {1e3 * seconds:10.2f} ms {10_000 / seconds:10.0f} ids/s")
+        print(
+            f"{'faiss flat: 10,000 ids, all':32s} {1e3 * seconds:10.2f} ms {10_000 / seconds:10.0f} ids/s"
+        )
 
 
 if __name__ == "__main__":

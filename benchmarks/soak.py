@@ -59,7 +59,9 @@ def files(rng: np.random.Generator, folder: Path) -> None:
     lines = [f"u{i},{j},{v:.4f}" for (i, j), v in zip(X, y, strict=True)]
     (folder / "r.csv").write_text("user,item,rating\n" + "\n".join([*lines, "u1,,3", "u1,2,bad"]))
     table = read_ratings(folder / "r.csv", skip_bad_lines=True)
-    MatrixCompletion(rank=2).fit(np.column_stack([table.rows, table.columns.astype(object)]), table.values)
+    MatrixCompletion(rank=2).fit(
+        np.column_stack([table.rows, table.columns.astype(object)]), table.values
+    )
 
 
 def imputation(rng: np.random.Generator, folder: Path) -> None:
@@ -71,33 +73,55 @@ def imputation(rng: np.random.Generator, folder: Path) -> None:
 def subspace(rng: np.random.Generator, folder: Path) -> None:
     n, tasks = int(rng.choice([500, 1500, 3000])), 40
     X, task = rng.normal(size=(n, 10)), rng.integers(tasks, size=n)
-    y = (X * (rng.normal(size=(tasks, 2)) @ rng.normal(size=(2, 10)))[task]).sum(1) + 0.3 * rng.normal(size=n)
-    for model in (SubspaceRegressor(2, max_iter=30), SubspaceRegressor(2, inference="point", ridge=1.0, max_iter=30)):
+    y = (X * (rng.normal(size=(tasks, 2)) @ rng.normal(size=(2, 10)))[task]).sum(
+        1
+    ) + 0.3 * rng.normal(size=n)
+    for model in (
+        SubspaceRegressor(2, max_iter=30),
+        SubspaceRegressor(2, inference="point", ridge=1.0, max_iter=30),
+    ):
         model.fit(X, y, task=task)
         model.fold_in(X[:9], y[:9], task=[1000] * 9)
         model.save(folder / "tasks")
         SubspaceRegressor.load(folder / "tasks").predict(X, task=task)
-    SubspaceClassifier(2, ridge=1.0, max_iter=20).fit(X, y > 0, task=task).predict_proba(X, task=task)
+    SubspaceClassifier(2, ridge=1.0, max_iter=20).fit(X, y > 0, task=task).predict_proba(
+        X, task=task
+    )
 
 
 def solvers(rng: np.random.Generator, folder: Path) -> None:
     g = torch.Generator().manual_seed(int(rng.integers(2**31)))
     x = torch.randn(200, 6, generator=g, dtype=torch.float64)
     w = Sphere(6).random_point(generator=g)
-    problem = NLLProblem(Sphere(6), lambda x, w: torch.tanh(x @ w), Gaussian(), x, torch.tanh(x @ w))
+    problem = NLLProblem(
+        Sphere(6), lambda x, w: torch.tanh(x @ w), Gaussian(), x, torch.tanh(x @ w)
+    )
     start = Sphere(6).random_point(generator=g)
-    for method, options in (("rngd", {}), ("rcg", {}), ("rsgd", {"step": 0.1}), ("rsvrg", {"step": 0.1})):
+    for method, options in (
+        ("rngd", {}),
+        ("rcg", {}),
+        ("rsgd", {"step": 0.1}),
+        ("rsvrg", {"step": 0.1}),
+    ):
         minimize(problem, start, method, max_iter=5, checkpoint=folder / "s", **options)
 
 
 def training(rng: np.random.Generator, folder: Path) -> None:
     width = int(rng.choice([16, 48, 96]))
     model = nn.Sequential(
-        nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(),
-        nn.Linear(8 * 36, width, bias=False), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 10),
-    )  # fmt: skip
+        nn.Conv2d(3, 8, 3, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(8 * 36, width, bias=False),
+        nn.BatchNorm1d(width),
+        nn.ReLU(),
+        nn.Linear(width, 10),
+    )
     x, y = torch.randn(64, 3, 8, 8), torch.randint(10, (64,))
-    opt = fisherfold.MKFAC(model, lr=0.05, manifold_lr=0.1, damping=0.1, every=2, example_input=x[:8])
+    opt = fisherfold.MKFAC(
+        model, lr=0.05, manifold_lr=0.1, damping=0.1, every=2, example_input=x[:8]
+    )
     for _ in range(8):
         opt.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
@@ -146,7 +170,10 @@ def main() -> None:
             if passed >= due or rounds in (1, 10):
                 due += every if passed >= due else 0
                 fds, threads = (len(os.listdir(f"/proc/self/{kind}")) for kind in ("fd", "task"))
-                print(f"{passed / 60:8.1f} {rounds:8d} {samples[-1][1] / MIB:14.1f} {fds:12d} {threads:9d}", flush=True)
+                print(
+                    f"{passed / 60:8.1f} {rounds:8d} {samples[-1][1] / MIB:14.1f} {fds:12d} {threads:9d}",
+                    flush=True,
+                )
     late = [s for s in samples if s[0] > samples[-1][0] / 4]
     rate, error = slope(late)
     level = np.mean([s[1] for s in late])

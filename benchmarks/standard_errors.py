@@ -53,20 +53,31 @@ def reduced_rank() -> Model:
         y = x @ truth["left"] @ truth["right"] + normal(200, 3, generator=g)
         return NLLProblem(manifold, lambda x, t: x @ t["left"] @ t["right"], Gaussian(), x, y)
 
-    return "reduced-rank regression, Grassmann(6, 1), n = 200", draw, truth, lambda t: t["left"] @ t["right"], False
+    return (
+        "reduced-rank regression, Grassmann(6, 1), n = 200",
+        draw,
+        truth,
+        lambda t: t["left"] @ t["right"],
+        False,
+    )
 
 
 def factor_analysis() -> Model:
     manifold = Product({"loadings": Euclidean(6, 1), "log_noise": Euclidean(6)})
     generator = torch.Generator().manual_seed(3)
-    truth = {"loadings": 1 + 0.3 * normal(6, 1, generator=generator), "log_noise": 0.3 * normal(6, generator=generator)}
+    truth = {
+        "loadings": 1 + 0.3 * normal(6, 1, generator=generator),
+        "log_noise": 0.3 * normal(6, generator=generator),
+    }
 
     def draw(g: torch.Generator) -> Problem:
         y = normal(500, 1, generator=g) @ truth["loadings"].mT
         y = y + (truth["log_noise"] / 2).exp() * normal(500, 6, generator=g)
         zero = torch.zeros(6, dtype=torch.float64)
         return GaussianModel(
-            manifold, lambda t: (zero, t["loadings"] @ t["loadings"].mT + torch.diag(t["log_noise"].exp())), y
+            manifold,
+            lambda t: (zero, t["loadings"] @ t["loadings"].mT + torch.diag(t["log_noise"].exp())),
+            y,
         )
 
     def share(t: Any) -> torch.Tensor:
@@ -89,7 +100,9 @@ def main() -> None:
         value, hits, inside = f(truth), [], []
         began = time.process_time()
         for seed in range(parsed.draws):
-            covariance = minimize(draw(torch.Generator().manual_seed(1000 + seed)), truth).covariance()
+            covariance = minimize(
+                draw(torch.Generator().manual_seed(1000 + seed)), truth
+            ).covariance()
             low, high = covariance.interval(f, parsed.level)
             hits.append(float(((low <= value) & (value <= high)).double().mean()))
             if region:
@@ -97,7 +110,11 @@ def main() -> None:
         spent = 1e3 * (time.process_time() - began) / parsed.draws
         error = 2 * stdev(hits) / parsed.draws**0.5
         table.add_row(
-            name, f"{fmean(hits):.1%}", f"{fmean(inside):.1%}" if inside else "", f"{error:.1%}", f"{spent:.0f}"
+            name,
+            f"{fmean(hits):.1%}",
+            f"{fmean(inside):.1%}" if inside else "",
+            f"{error:.1%}",
+            f"{spent:.0f}",
         )
     Console(width=120).print(table)
 

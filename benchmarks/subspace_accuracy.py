@@ -40,7 +40,9 @@ def tuned(fit, choices, X, y, task, score):
     held = held_out_rows(task, 0)
 
     def error(choice):
-        return score(fit(choice, X[~held], y[~held], task[~held])(X[held], task[held]), y[held], task[held])
+        return score(
+            fit(choice, X[~held], y[~held], task[~held])(X[held], task[held]), y[held], task[held]
+        )
 
     return fit(min(choices, key=error), X, y, task)
 
@@ -88,7 +90,9 @@ def reduced_rank(choice, X, y, task):
     u, s, v = np.linalg.svd(weights - mean, full_matrices=False)
     cut = mean + (u[:, :rank] * s[:rank]) @ v[:rank]
     table = dict(zip(tasks, cut, strict=True))
-    return lambda Xn, tn: np.array([row @ table[t][:-1] + table[t][-1] for row, t in zip(Xn, tn, strict=True)])
+    return lambda Xn, tn: np.array(
+        [row @ table[t][:-1] + table[t][-1] for row, t in zip(Xn, tn, strict=True)]
+    )
 
 
 def _by_task(models, X, task, call):
@@ -123,7 +127,11 @@ def regression(name):
             ("ridge per task", per_task, ALPHAS),
             ("pooled ridge", pooled, ALPHAS),
             ("pooled ridge + intercept per task", pooled_with_intercepts, ALPHAS),
-            ("reduced rank of per-task ridge", reduced_rank, [(a, r) for a in (10.0, 100.0) for r in (1, 2, 4, 6)]),
+            (
+                "reduced rank of per-task ridge",
+                reduced_rank,
+                [(a, r) for a in (10.0, 100.0) for r in (1, 2, 4, 6)],
+            ),
         ]
         peers.append(("PLS, features x task", pls, (1, 2, 3, 5, 8)))
         for label, fit, choices in peers:
@@ -141,7 +149,12 @@ def shared_rows():
         order = np.random.default_rng(seed).permutation(len(table.X))
         train, test = order[: int(0.8 * len(order))], order[int(0.8 * len(order)) :]
         scaler = StandardScaler().fit(table.X[train])
-        X, Xt, Y, Yt = scaler.transform(table.X[train]), scaler.transform(table.X[test]), table.Y[train], table.Y[test]
+        X, Xt, Y, Yt = (
+            scaler.transform(table.X[train]),
+            scaler.transform(table.X[test]),
+            table.Y[train],
+            table.Y[test],
+        )
         models = {
             "SubspaceRegressor, marginal, rank 6": SubspaceRegressor(rank=6),
             "SubspaceRegressor, marginal, full rank": SubspaceRegressor(rank=22),
@@ -168,7 +181,10 @@ def classification(name):
         return np.mean([np.mean((predicted != y)[task == t]) for t in np.unique(task)])
 
     def own(C, X, y, task):
-        models = {t: LogisticRegression(C=C, max_iter=1000).fit(X[task == t], y[task == t]) for t in np.unique(task)}
+        models = {
+            t: LogisticRegression(C=C, max_iter=1000).fit(X[task == t], y[task == t])
+            for t in np.unique(task)
+        }
         return lambda Xn, tn: _by_task(models, Xn, tn, lambda m, rows: m.predict(rows))
 
     def all_in_one(C, X, y, task):
@@ -182,7 +198,9 @@ def classification(name):
             began = time.process_time()
             model = SubspaceClassifier(rank=rank, scale=False, random_state=0).fit(X, y, task=task)
             seconds = time.process_time() - began
-            value = error(model.predict(data.X[test], task=data.task[test]), data.y[test], data.task[test])
+            value = error(
+                model.predict(data.X[test], task=data.task[test]), data.y[test], data.task[test]
+            )
             found.setdefault(f"SubspaceClassifier, rank {rank}", []).append((value, seconds))
         for label, fit in (("logistic per task", own), ("pooled logistic", all_in_one)):
             began = time.process_time()
@@ -197,7 +215,10 @@ def show(title, found):
     print(f"\n{title}\n\n| method | error | CPU s |\n|---|---|---|")
     for label, values in found.items():
         errors, seconds = np.array(values).T
-        print(f"| {label} | {errors.mean():.4f} ± {errors.std(ddof=1):.4f} | {seconds.mean():.2f} |", flush=True)
+        print(
+            f"| {label} | {errors.mean():.4f} ± {errors.std(ddof=1):.4f} | {seconds.mean():.2f} |",
+            flush=True,
+        )
 
 
 def main():

@@ -44,31 +44,47 @@ def covered(tasks: int, rows: int, features: int, seed: int, beside: int = 0) ->
         x = draw.normal(size=(len(task), features))
         return x, (x * weights[task]).sum(1) + draw.normal(size=len(task))
 
-    task, unseen = np.repeat(np.arange(tasks), rows), tasks + np.repeat(np.arange(UNSEEN), UNSEEN_ROWS)
+    task, unseen = (
+        np.repeat(np.arange(tasks), rows),
+        tasks + np.repeat(np.arange(UNSEEN), UNSEEN_ROWS),
+    )
     learnt = np.concatenate([task, np.full(beside, tasks + UNSEEN)])
     model = SubspaceRegressor(rank=2).fit(*table(learnt), task=learnt)
 
     def inside(x: Array, y: Array, task: Array, levels: Sequence[float]) -> list[float]:
         values, deviations = model.predict(x, task=task, return_std=True, unseen="mean")
-        return [float(np.mean(np.abs(y - values) < norm.ppf((1 + level) / 2) * deviations)) for level in levels]
+        return [
+            float(np.mean(np.abs(y - values) < norm.ppf((1 + level) / 2) * deviations))
+            for level in levels
+        ]
 
     return inside(*table(task), task, LEVELS) + inside(*table(unseen), unseen, [UNSEEN_LEVEL])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--draws", type=int, default=40)
-    parser.add_argument("--shape", nargs=3, type=int, action="append", help="tasks, rows of each, and features")
-    parser.add_argument("--beside", type=int, default=0, help="the rows of one large task beside them")
+    parser.add_argument(
+        "--shape", nargs=3, type=int, action="append", help="tasks, rows of each, and features"
+    )
+    parser.add_argument(
+        "--beside", type=int, default=0, help="the rows of one large task beside them"
+    )
     given = parser.parse_args()
     heads = ("tasks", "rows each", "features", *(f"in {100 * level:g} %" for level in LEVELS))
     unseen = f"unseen tasks, in {100 * UNSEEN_LEVEL:g} %"
     beside = f", beside a task of {given.beside} rows" if given.beside else ""
     table = Table(*heads, unseen, title=f"targets in their intervals, {given.draws} draws{beside}")
     for shape in given.shape or SHAPES:
-        shares = 100 * np.array([covered(*shape, seed, given.beside) for seed in range(given.draws)])
+        shares = 100 * np.array(
+            [covered(*shape, seed, given.beside) for seed in range(given.draws)]
+        )
         means, errors = shares.mean(0), shares.std(0, ddof=1) / np.sqrt(given.draws)
-        table.add_row(*map(str, shape), *(f"{m:.1f} ± {e:.1f}" for m, e in zip(means, errors, strict=True)))
+        table.add_row(
+            *map(str, shape), *(f"{m:.1f} ± {e:.1f}" for m, e in zip(means, errors, strict=True))
+        )
     Console().print(table)
 
 

@@ -35,7 +35,9 @@ def school() -> TaskStatistics:
     data = datasets.load_tasks("school")
     x, y = (torch.as_tensor(np.asarray(part), dtype=torch.float64) for part in (data.X, data.y))
     x = (x - x.mean(0)) / x.std(0).clamp_min(1e-9)
-    return TaskStatistics.from_rows(x, y - y.mean(), torch.as_tensor(data.task)).with_unit_targets()[0]
+    return TaskStatistics.from_rows(
+        x, y - y.mean(), torch.as_tensor(data.task)
+    ).with_unit_targets()[0]
 
 
 def theirs(problem: SubspaceProblem, x0: torch.Tensor, optimizer: type) -> tuple[np.ndarray, int]:
@@ -53,9 +55,13 @@ def theirs(problem: SubspaceProblem, x0: torch.Tensor, optimizer: type) -> tuple
     @pymanopt.function.numpy(manifold)
     def hessian(u: np.ndarray, h: np.ndarray) -> np.ndarray:
         x = torch.from_numpy(np.ascontiguousarray(u))
-        return (problem.fisher(x, kind="observed") @ problem.manifold.project(x, torch.from_numpy(h))).numpy()
+        return (
+            problem.fisher(x, kind="observed") @ problem.manifold.project(x, torch.from_numpy(h))
+        ).numpy()
 
-    task = pymanopt.Problem(manifold, cost, riemannian_gradient=gradient, riemannian_hessian=hessian)
+    task = pymanopt.Problem(
+        manifold, cost, riemannian_gradient=gradient, riemannian_hessian=hessian
+    )
     solver = optimizer(min_gradient_norm=TOL, max_iterations=MOST, min_step_size=0.0, verbosity=0)
     result = solver.run(task, initial_point=x0.numpy())
     return result.point, result.iterations
@@ -74,10 +80,24 @@ def main() -> None:
             problem = SubspaceProblem(statistics, rank=rank, ridge=ridge)
             x0 = start(statistics, rank=rank).frame
 
-            def add(name: str, x: torch.Tensor, iterations: int, began: float, problem=problem, key=(rank, ridge)):
+            def add(
+                name: str,
+                x: torch.Tensor,
+                iterations: int,
+                began: float,
+                problem=problem,
+                key=(rank, ridge),
+            ):
                 spent = time.process_time() - began
                 norm = float(problem.manifold.norm(x, problem.gradient(x)))
-                row = (*key, name, iterations, f"{norm:.0e}", f"{float(problem.loss(x)):.6f}", f"{spent:.2f}")
+                row = (
+                    *key,
+                    name,
+                    iterations,
+                    f"{norm:.0e}",
+                    f"{float(problem.loss(x)):.6f}",
+                    f"{spent:.2f}",
+                )
                 table.add_row(*map(str, row))
 
             for name, options in (ours | {"rcg": {"method": "rcg"}}).items():
@@ -85,7 +105,10 @@ def main() -> None:
                 given = {"sigma": 1e-3, **options} if "fisher" in options else options
                 result = minimize(problem, x0, max_iter=MOST, stop=GradientNorm(TOL), **given)
                 add(name, result.x, result.iterations, began)
-            for name, optimizer in {"pymanopt CG": ConjugateGradient, "pymanopt TR": TrustRegions}.items():
+            for name, optimizer in {
+                "pymanopt CG": ConjugateGradient,
+                "pymanopt TR": TrustRegions,
+            }.items():
                 began = time.process_time()
                 point, iterations = theirs(problem, x0, optimizer)
                 add(name, torch.from_numpy(np.ascontiguousarray(point)), iterations, began)

@@ -44,7 +44,11 @@ def coefficients(X, y, U):
 def three_functions(rows, U):
     """What one writes first, and what the released code has: loss, gradient and factors, each a loop over tasks."""
     loss = sum(((X @ U @ coefficients(X, y, U) - y) ** 2).sum() / 2 for X, y in rows)
-    gradient, left, right = np.zeros_like(U), np.zeros((len(U), len(U))), np.zeros((U.shape[1],) * 2)
+    gradient, left, right = (
+        np.zeros_like(U),
+        np.zeros((len(U), len(U))),
+        np.zeros((U.shape[1],) * 2),
+    )
     for X, y in rows:
         w = coefficients(X, y, U)
         gradient += np.outer(X.T @ (X @ (U @ w) - y), w)
@@ -58,7 +62,12 @@ def three_functions(rows, U):
 
 def row_pass(rows, U):
     """The same in one loop that shares the coefficients."""
-    loss, gradient, left, right = 0.0, np.zeros_like(U), np.zeros((len(U), len(U))), np.zeros((U.shape[1],) * 2)
+    loss, gradient, left, right = (
+        0.0,
+        np.zeros_like(U),
+        np.zeros((len(U), len(U))),
+        np.zeros((U.shape[1],) * 2),
+    )
     for X, y in rows:
         w = coefficients(X, y, U)
         r = X @ (U @ w) - y
@@ -112,7 +121,9 @@ def numpy_run(A, b, U, epochs, samples, step, damping):
             C = (second + np.outer(w, w) - np.outer(w0[t], w0[t])) / len(A)
             left = total - U @ (U.T @ total)
             left = left - (left @ U) @ U.T + damping * eye_n
-            u, _, v = np.linalg.svd(U - step * np.linalg.solve(left, g @ np.linalg.pinv(C)), full_matrices=False)
+            u, _, v = np.linalg.svd(
+                U - step * np.linalg.solve(left, g @ np.linalg.pinv(C)), full_matrices=False
+            )
             U = u @ v
     return U
 
@@ -120,7 +131,10 @@ def numpy_run(A, b, U, epochs, samples, step, damping):
 def pymanopt_run(problem, x0, iterations):
     import pymanopt
 
-    A, b, c = (part.numpy() for part in (problem.statistics.gram, problem.statistics.cross, problem.statistics.power))
+    A, b, c = (
+        part.numpy()
+        for part in (problem.statistics.gram, problem.statistics.cross, problem.statistics.power)
+    )
     n, p = x0.shape
     manifold = pymanopt.manifolds.Grassmann(n, p)
 
@@ -134,7 +148,11 @@ def pymanopt_run(problem, x0, iterations):
     @pymanopt.function.numpy(manifold)
     def cost(U):
         _, target, inner, w = parts(U)
-        return float((c - 2 * (w * target).sum(1) + np.einsum("tp,tpq,tq->t", w, inner, w)).sum() / 2 / len(A))
+        return float(
+            (c - 2 * (w * target).sum(1) + np.einsum("tp,tpq,tq->t", w, inner, w)).sum()
+            / 2
+            / len(A)
+        )
 
     @pymanopt.function.numpy(manifold)
     def gradient(U):
@@ -151,11 +169,19 @@ def pymanopt_run(problem, x0, iterations):
 def compare(name, data, plan, step, damping):
     problem, x0 = plan.make(0)
     train, _ = subspace.split_rows(data.task, 0)
-    rows = [(data.X[r], data.y[r]) for r in (train[data.task[train] == t] for t in range(problem.n_samples))]
-    A, b, c = (v.numpy() for v in (problem.statistics.gram, problem.statistics.cross, problem.statistics.power))
+    rows = [
+        (data.X[r], data.y[r])
+        for r in (train[data.task[train] == t] for t in range(problem.n_samples))
+    ]
+    A, b, c = (
+        v.numpy()
+        for v in (problem.statistics.gram, problem.statistics.cross, problem.statistics.power)
+    )
     reference, found = loop_pass(A, b, c, x0.numpy()), full_pass(problem, x0)
     assert abs(float(found[0]) / reference[0] - 1) < 1e-9
-    np.testing.assert_allclose(found[1].numpy(), reference[1], rtol=1e-6, atol=1e-7 * abs(reference[1]).max())
+    np.testing.assert_allclose(
+        found[1].numpy(), reference[1], rtol=1e-6, atol=1e-7 * abs(reference[1]).max()
+    )
     for function in (three_functions, row_pass):
         for got, expected in zip(function(rows, x0.numpy()), reference, strict=True):
             np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-7 * np.abs(expected).max())
@@ -163,13 +189,26 @@ def compare(name, data, plan, step, damping):
     U = x0.numpy()
     peer = best_of(lambda: three_functions(rows, U), 20)
     row(f"{name}: one pass (loss, gradient, factors: three loops over tasks)", peer, ours)
-    row(f"{name}: one pass (one loop over tasks, rows)", best_of(lambda: row_pass(rows, U), 20), ours)
-    row(f"{name}: one pass (one loop over tasks, statistics)", best_of(lambda: loop_pass(A, b, c, U), 20), ours)
+    row(
+        f"{name}: one pass (one loop over tasks, rows)",
+        best_of(lambda: row_pass(rows, U), 20),
+        ours,
+    )
+    row(
+        f"{name}: one pass (one loop over tasks, statistics)",
+        best_of(lambda: loop_pass(A, b, c, U), 20),
+        ours,
+    )
 
     epochs, n_tasks = plan.budget // 2, len(A)
     samples = torch.randint(n_tasks, (epochs, n_tasks), generator=torch.Generator().manual_seed(0))
     options = {"max_iter": epochs, "step": step / n_tasks, "batch_size": 1, "stream": samples}
-    settings = {"rank": 6, "ridge": RIDGE, "objective": "residual", "factor_damping": damping / n_tasks}
+    settings = {
+        "rank": 6,
+        "ridge": RIDGE,
+        "objective": "residual",
+        "factor_damping": damping / n_tasks,
+    }
     bare = Silent(problem.statistics, **settings)
     peer = best_of(lambda: numpy_run(A, b, x0.numpy(), epochs, samples.numpy(), step, damping), 3)
     ours = best_of(lambda: minimize(bare, x0, "rngd-vr", **options), 3)
@@ -182,7 +221,11 @@ def compare(name, data, plan, step, damping):
         began = time.process_time()
         result = minimize(bare, x0, method, max_iter=500, stop=LossBelow(cost), **extra)
         reached = "" if result.value <= cost else f" (not reached: {result.value:.6g})"
-        row(f"{name}: to pymanopt RCG's loss {cost:.6g}, {method}{reached}", seconds, time.process_time() - began)
+        row(
+            f"{name}: to pymanopt RCG's loss {cost:.6g}, {method}{reached}",
+            seconds,
+            time.process_time() - began,
+        )
 
 
 class Silent(SubspaceProblem):

@@ -27,7 +27,10 @@ def problem_on(manifold: Manifold, seed: int) -> tuple[NLLProblem, torch.Tensor]
     """A model that the truth fits exactly, and a start some way off."""
     generator = torch.Generator().manual_seed(seed)
     truth = manifold.random_point(generator=generator)
-    x = torch.randn(400, truth.shape[0], generator=generator, dtype=torch.float64) / truth.shape[0] ** 0.5
+    x = (
+        torch.randn(400, truth.shape[0], generator=generator, dtype=torch.float64)
+        / truth.shape[0] ** 0.5
+    )
 
     def model(x: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
         if isinstance(manifold, Grassmann):  # a function of the subspace alone
@@ -41,15 +44,25 @@ def problem_on(manifold: Manifold, seed: int) -> tuple[NLLProblem, torch.Tensor]
 
 def order(result: Result) -> float:
     """The observed order q of ‖g_{k+1}‖ ≈ C ‖g_k‖^q: the slope over the last half of the steps above rounding."""
-    norms = torch.tensor([g for g in result.trace["gradient_norm"] if g > 1e-16], dtype=torch.float64).log()
+    norms = torch.tensor(
+        [g for g in result.trace["gradient_norm"] if g > 1e-16], dtype=torch.float64
+    ).log()
     norms = norms[-max(4, len(norms) // 2) :]
     before, after = norms[:-1] - norms[:-1].mean(), norms[1:] - norms[1:].mean()
     return float((before * after).sum() / before.square().sum())
 
 
 def main() -> None:
-    table = Table(title="Zero-residual regression: to a gradient norm of 1e-12 (median of three starts)")
-    figures = ("iterations", "sample gradients / N", "Fisher products / N", "‖grad‖ at the end", "observed order")
+    table = Table(
+        title="Zero-residual regression: to a gradient norm of 1e-12 (median of three starts)"
+    )
+    figures = (
+        "iterations",
+        "sample gradients / N",
+        "Fisher products / N",
+        "‖grad‖ at the end",
+        "observed order",
+    )
     for column in ("manifold", "method", *figures):
         table.add_column(column, justify="left" if column in {"manifold", "method"} else "right")
     for manifold in (Sphere(50), Stiefel(50, 4), Grassmann(50, 4)):
@@ -57,16 +70,25 @@ def main() -> None:
             runs = []
             for seed in range(3):
                 problem, start = problem_on(manifold, seed)
-                runs.append(minimize(problem, start, name, max_iter=PASSES, stop=GradientNorm(1e-12), **options))
+                runs.append(
+                    minimize(
+                        problem, start, name, max_iter=PASSES, stop=GradientNorm(1e-12), **options
+                    )
+                )
             run = sorted(runs, key=lambda r: (not r.success, r.trace["samples"][-1]))[1]
             table.add_row(
-                str(manifold), name, f"{run.iterations}{'' if run.success else ' (not reached)'}",
+                str(manifold),
+                name,
+                f"{run.iterations}{'' if run.success else ' (not reached)'}",
                 f"{run.trace['samples'][-1] / problem.n_samples:.0f}",
-                f"{run.trace['products'][-1] / problem.n_samples:.0f}", f"{run.trace['gradient_norm'][-1]:.1e}",
+                f"{run.trace['products'][-1] / problem.n_samples:.0f}",
+                f"{run.trace['gradient_norm'][-1]:.1e}",
                 f"{order(run):.2f}",
-            )  # fmt: skip
+            )
     Console(width=130).print(table)
-    print("order 2 is quadratic, 1 linear; rngd solves by Jacobian rows where they fit and by CG products where not")
+    print(
+        "order 2 is quadratic, 1 linear; rngd solves by Jacobian rows where they fit and by CG products where not"
+    )
 
 
 if __name__ == "__main__":

@@ -18,9 +18,20 @@ from PIL import Image
 
 ROOT = Path(__file__).parents[1]
 ORDER = (
-    "natural_gradient", "standard_errors", "ratings", "impute", "choose_rank", "many_regressions", "rotation",
-    "rotation_averaging", "ica", "directions", "train_digits", "scale_invariance", "read_the_trace",
-)  # fmt: skip
+    "natural_gradient",
+    "standard_errors",
+    "ratings",
+    "impute",
+    "choose_rank",
+    "many_regressions",
+    "rotation",
+    "rotation_averaging",
+    "ica",
+    "directions",
+    "train_digits",
+    "scale_invariance",
+    "read_the_trace",
+)
 HEAD = """# Gallery
 
 Short programs, each with one picture; below it are the lines that use fisherfold, and the file that has
@@ -44,7 +55,7 @@ def _entry(name: str) -> str:
     return (
         f"## {title.rstrip('.')}\n\n![{name.replace('_', ' ')}](img/gallery/{name}.png)\n\n{shown}"
         + f"\n\n`{command.strip()}`:\n\n```py\n{_excerpt(source)}\n```\n"
-    )  # fmt: skip
+    )
 
 
 def _excerpt(source: str) -> str:
@@ -53,7 +64,9 @@ def _excerpt(source: str) -> str:
     imports = [node for node in tree.body if "fisherfold" in (getattr(node, "module", None) or "")]
     names = {alias.name for node in imports for alias in node.names} | {"fisherfold"}
     chosen: list[str] = [lines[node.lineno - 1] for node in imports]
-    for node in sorted((n for n in ast.walk(tree) if isinstance(n, ast.Assign | ast.Expr)), key=lambda n: n.lineno):
+    for node in sorted(
+        (n for n in ast.walk(tree) if isinstance(n, ast.Assign | ast.Expr)), key=lambda n: n.lineno
+    ):
         used = {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
         called = {n.attr for n in ast.walk(node.value) if isinstance(n, ast.Attribute)}
         block = lines[node.lineno - 1 : node.end_lineno]
@@ -72,7 +85,9 @@ def draw(name: str, target: Path) -> None:
     buffer = io.BytesIO()
     module.main().savefig(buffer, format="png", dpi=100)
     with Image.open(buffer) as image:
-        small = image.convert("RGB").quantize(64, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        small = image.convert("RGB").quantize(
+            64, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
+        )
         small.save(target, format="PNG", optimize=True)
 
 

@@ -19,16 +19,27 @@ from fisherfold import MatrixCompletionCV
 def main() -> Figure:
     """Cross-validate both ways and draw the errors."""
     rng = np.random.default_rng(0)
-    table = rng.normal(size=(150, 4)) @ rng.normal(size=(4, 80)) / 2 + 0.5 * rng.normal(size=(150, 80))
+    table = rng.normal(size=(150, 4)) @ rng.normal(size=(4, 80)) / 2 + 0.5 * rng.normal(
+        size=(150, 80)
+    )
     table[rng.random(table.shape) < 0.7] = np.nan
     ranks = (1, 2, 3, 4, 5, 6, 8, 10, 12)
 
     figure = Figure(figsize=(6, 3.8), layout="constrained")
     panel = figure.subplots()
     for inference, style in (("variational", "o-"), ("point", "s--")):
-        model = MatrixCompletionCV(ranks, inference=inference, ridges=(None if inference == "variational" else 1.0,))
+        model = MatrixCompletionCV(
+            ranks, inference=inference, ridges=(None if inference == "variational" else 1.0,)
+        )
         found = model.fit(table).cv_results_
-        panel.errorbar(found["rank"], found["mean_rmse"], found["std_rmse"], fmt=style, capsize=2, label=inference)
+        panel.errorbar(
+            found["rank"],
+            found["mean_rmse"],
+            found["std_rmse"],
+            fmt=style,
+            capsize=2,
+            label=inference,
+        )
         print(f"{inference}: rank {model.best_rank_}, held-out RMSE {model.best_rmse_:.3f}")
     panel.axhline(0.5, color="grey", lw=0.8)
     panel.set(xlabel="rank (the table has 4)", ylabel="held-out RMSE (grey: the noise)")

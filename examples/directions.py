@@ -55,9 +55,13 @@ def main() -> Figure:
             closed = torch.nn.functional.normalize(y.sum(0), dim=0)
             kappa = float(found["log_concentration"].exp())
             print(result)
-            print(f"off the resultant by {float(SPHERE.dist(found['mean'], closed)):.0e}; κ = {kappa:.1f}, truly {k}")
-            print(f"95 % cone: {math.degrees(cone):.1f} degrees, off by "
-                  f"{math.degrees(float(SPHERE.dist(found['mean'], truth))):.1f}")  # fmt: skip
+            print(
+                f"off the resultant by {float(SPHERE.dist(found['mean'], closed)):.0e}; κ = {kappa:.1f}, truly {k}"
+            )
+            print(
+                f"95 % cone: {math.degrees(cone):.1f} degrees, off by "
+                f"{math.degrees(float(SPHERE.dist(found['mean'], truth))):.1f}"
+            )
             first = (y, found["mean"], cone)
     print(f"the cone holds the true direction in {inside} of 40 repeats")
 
@@ -67,8 +71,14 @@ def main() -> Figure:
     turn = torch.linspace(0, 2 * math.pi, 100, dtype=torch.float64)[:, None]
     basis = SPHERE.tangent_basis(mean)
     rim = SPHERE.exp(mean.expand(100, 3), cone * (turn.cos() * basis[0] + turn.sin() * basis[1]))
-    for points, style, label in ((y, ".", "observed"), (rim, "-", "95 % cone"), (truth[None], "k+", "truth")):
-        panel.plot(torch.atan2(points[:, 1], points[:, 0]), torch.asin(points[:, 2]), style, label=label)
+    for points, style, label in (
+        (y, ".", "observed"),
+        (rim, "-", "95 % cone"),
+        (truth[None], "k+", "truth"),
+    ):
+        panel.plot(
+            torch.atan2(points[:, 1], points[:, 0]), torch.asin(points[:, 2]), style, label=label
+        )
     panel.grid(alpha=0.3)
     panel.legend(frameon=False, loc="lower right")
     return figure

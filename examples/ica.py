@@ -52,7 +52,9 @@ def main() -> Figure:
     frames = Stiefel(3, 3)
     problem = LossProblem(frames, log_cosh, torch.from_numpy(white))
     starts = frames.random_point(5, generator=torch.Generator().manual_seed(0))
-    result = min((minimize(problem, start, "trust-region") for start in starts), key=lambda run: run.value)
+    result = min(
+        (minimize(problem, start, "trust-region") for start in starts), key=lambda run: run.value
+    )
     print(result)
 
     fast = FastICA(whiten=False, fun="logcosh", tol=1e-8, max_iter=1000, random_state=0).fit(white)
@@ -60,11 +62,15 @@ def main() -> Figure:
     ours, theirs = (matched(white @ w.numpy(), truth) for w in (result.x, rotation))
     for name, found, w in (("trust-region", ours, result.x), ("FastICA", theirs, rotation)):
         correlations = [np.corrcoef(found[:, k], truth[:, k])[0, 1] for k in range(3)]
-        print(f"{name:12} loss {float(problem.loss(w)):.8f}, correlations {np.round(correlations, 4)}")
+        print(
+            f"{name:12} loss {float(problem.loss(w)):.8f}, correlations {np.round(correlations, 4)}"
+        )
 
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     for row, panels in enumerate(figure.subplots(3, 3, sharex=True)):
-        for panel, signal, title in zip(panels, (truth, mixed, ours), ("sources", "mixed", "unmixed"), strict=True):
+        for panel, signal, title in zip(
+            panels, (truth, mixed, ours), ("sources", "mixed", "unmixed"), strict=True
+        ):
             panel.plot(signal[:600, row], linewidth=0.7, color="#0072b2")
             panel.set(yticks=[], title=title if row == 0 else "")
     return figure

@@ -21,7 +21,9 @@ def main() -> Figure:
     """Fit with more and more rows per task and draw the error on fresh rows."""
     rng = np.random.default_rng(0)
     n_tasks, n_features = 80, 10
-    weights = rng.normal(size=n_features) + rng.normal(size=(n_tasks, 2)) @ rng.normal(size=(2, n_features))
+    weights = rng.normal(size=n_features) + rng.normal(size=(n_tasks, 2)) @ rng.normal(
+        size=(2, n_features)
+    )
 
     def rows(per_task: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         task = np.repeat(np.arange(n_tasks), per_task)
@@ -30,7 +32,11 @@ def main() -> Figure:
 
     fresh, fresh_y, fresh_task = rows(50)
     sizes = (3, 5, 8, 12, 20, 40)
-    errors: dict[str, list[float]] = {"shared subspace (fisherfold)": [], "each task alone": [], "all together": []}
+    errors: dict[str, list[float]] = {
+        "shared subspace (fisherfold)": [],
+        "each task alone": [],
+        "all together": [],
+    }
     for size in sizes:
         X, y, task = rows(size)
         shared = SubspaceRegressor(rank=2).fit(X, y, task=task).predict(fresh, task=fresh_task)

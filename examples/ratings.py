@@ -27,7 +27,9 @@ def main() -> Figure:
 
     model = MatrixCompletion(rank=5).fit(pairs, ratings)
     best = model.recommend(299, k=3)
-    print("for person 299:", ", ".join(f"film {film} ({score:.2f})" for _, film, score in best.rows()))
+    print(
+        "for person 299:", ", ".join(f"film {film} ({score:.2f})" for _, film, score in best.rows())
+    )
 
     fresh = np.argwhere(~seen)
     mean, std = model.predict(fresh, return_std=True)
@@ -41,7 +43,9 @@ def main() -> Figure:
     left, right = figure.subplots(1, 2)
     some = rng.choice(len(fresh), 60, replace=False)
     some = some[np.argsort(mean[some])]
-    left.errorbar(range(60), mean[some], 1.645 * std[some], fmt=".", capsize=2, label="prediction, 90 %")
+    left.errorbar(
+        range(60), mean[some], 1.645 * std[some], fmt=".", capsize=2, label="prediction, 90 %"
+    )
     left.plot(range(60), target[some], "x", color="#d55e00", label="held out")
     left.set(xlabel="sixty unseen pairs, sorted", ylabel="rating")
     left.legend(frameon=False)
@@ -49,9 +53,18 @@ def main() -> Figure:
     groups = [(counts >= low) & (counts < high) for low, high in pairwise(edges)]
     middle = [(low + high) / 2 for low, high in pairwise(edges)]
     right.plot(middle, [std[g].mean() for g in groups], "o-", label="predicted standard deviation")
-    right.plot(middle, [np.sqrt(np.mean((target - mean)[g] ** 2)) for g in groups], "s--", label="error that was made")
+    right.plot(
+        middle,
+        [np.sqrt(np.mean((target - mean)[g] ** 2)) for g in groups],
+        "s--",
+        label="error that was made",
+    )
     right.axhline(0.3, color="grey", lw=0.8)
-    right.set(xlabel="ratings that the person has given (grey: the noise)", ylabel="rating", ylim=(0, None))
+    right.set(
+        xlabel="ratings that the person has given (grey: the noise)",
+        ylabel="rating",
+        ylim=(0, None),
+    )
     right.legend(frameon=False)
     return figure
 

@@ -31,7 +31,9 @@ def main() -> Figure:
     start = frames.random_point(generator=generator)
     result = minimize(problem, start, "rngd", stop=GradientNorm(1e-7))
     print(result)
-    table = result.trace.to_polars().select("iteration", "loss", "gradient_norm", "rho", "sigma", "accepted")
+    table = result.trace.to_polars().select(
+        "iteration", "loss", "gradient_norm", "rho", "sigma", "accepted"
+    )
     print(table.head(6), table.tail(4), sep="\n")
 
     class Wrong(NLLProblem):
@@ -46,7 +48,10 @@ def main() -> Figure:
     trace = result.trace
     figure = Figure(figsize=(10, 3.4), layout="constrained")
     for panel, column, label in zip(
-        figure.subplots(1, 3), ("gradient_norm", "rho", "sigma"), ("‖grad Ψ‖", "ρ", "σ"), strict=True
+        figure.subplots(1, 3),
+        ("gradient_norm", "rho", "sigma"),
+        ("‖grad Ψ‖", "ρ", "σ"),
+        strict=True,
     ):
         panel.plot(trace["iteration"], trace[column], ".-", color="#0072b2")
         refused = [row for row in trace if row.get("accepted") == 0]

@@ -36,14 +36,18 @@ class VonMisesFisher(ExponentialFamily):
         u = torch.rand(r.shape, generator=generator, dtype=z.dtype)
         cosine = 1 + torch.log(u + (1 - u) * torch.exp(-2 * r)) / r
         around = torch.randn(z.shape, generator=generator, dtype=z.dtype)
-        around = torch.nn.functional.normalize(around - (around * z).sum(-1, keepdim=True) / r**2 * z, dim=-1)
+        around = torch.nn.functional.normalize(
+            around - (around * z).sum(-1, keepdim=True) / r**2 * z, dim=-1
+        )
         return cosine * z / r + (1 - cosine**2).clamp(min=0).sqrt() * around
 
 
 def observe(n: int, truth: Tensor, seed: int) -> NLLProblem:
     """A camera that sees n stars."""
     generator = torch.Generator().manual_seed(seed)
-    x = torch.nn.functional.normalize(torch.randn(n, 3, generator=generator, dtype=torch.float64), dim=-1)
+    x = torch.nn.functional.normalize(
+        torch.randn(n, 3, generator=generator, dtype=torch.float64), dim=-1
+    )
 
     def model(x: Tensor, rotation: Tensor) -> Tensor:
         return CONCENTRATION * x @ rotation.mT

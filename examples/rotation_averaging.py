@@ -54,13 +54,31 @@ def main() -> Figure:
             errors += torch.tensor([degrees(mean, truth), degrees(result.x, truth)]) / repeats
         plain.append(float(errors[0]))
         robust.append(float(errors[1]))
-        print(f"{share:4.0%} wrong: least squares {plain[-1]:5.1f} degrees off, least angles {robust[-1]:4.1f}")
+        print(
+            f"{share:4.0%} wrong: least squares {plain[-1]:5.1f} degrees off, least angles {robust[-1]:4.1f}"
+        )
 
     figure = Figure(figsize=(6, 3.8), layout="constrained")
     panel = figure.subplots()
-    panel.plot([100 * share for share in shares], plain, "s--", color="#d55e00", label="least squares (SciPy's mean)")
-    panel.plot([100 * share for share in shares], robust, "o-", color="#0072b2", label="least angles (LossProblem)")
-    panel.set(xlabel="measurements that are wrong, %", ylabel="error of the average, degrees", yscale="log")
+    panel.plot(
+        [100 * share for share in shares],
+        plain,
+        "s--",
+        color="#d55e00",
+        label="least squares (SciPy's mean)",
+    )
+    panel.plot(
+        [100 * share for share in shares],
+        robust,
+        "o-",
+        color="#0072b2",
+        label="least angles (LossProblem)",
+    )
+    panel.set(
+        xlabel="measurements that are wrong, %",
+        ylabel="error of the average, degrees",
+        yscale="log",
+    )
     panel.grid(alpha=0.3)
     panel.legend(frameon=False)
     return figure

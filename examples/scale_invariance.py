@@ -47,7 +47,9 @@ def main() -> Figure:
     for name, found in findings.items():
         print(f"{name:40} {found.kind:7} {found.spheres:3d} spheres  {found.reason}")
 
-    weights = {name: found for name, found in findings.items() if found.statistic == found.statistic}
+    weights = {
+        name: found for name, found in findings.items() if found.statistic == found.statistic
+    }
     colours = {"row": "#0072b2", "group": "#009e73", "tensor": "#cc79a7", "none": "#d55e00"}
     figure = Figure(figsize=(8, 4.4), layout="constrained")
     panel = figure.subplots()
@@ -56,10 +58,19 @@ def main() -> Figure:
     panel.set_yticks(range(len(weights)), weights)
     panel.invert_yaxis()
     panel.axvline(0.02, color="grey", ls="--")
-    panel.set(xscale="log", xlim=(1e-17, 30), xlabel="|cos(gradient, weight)| √dim, the largest (grey: threshold)")
+    panel.set(
+        xscale="log",
+        xlim=(1e-17, 30),
+        xlabel="|cos(gradient, weight)| √dim, the largest (grey: threshold)",
+    )
     for kind, colour in colours.items():
         if kind in {found.kind for found in weights.values()}:
-            panel.barh(0, 0, color=colour, label="not invariant" if kind == "none" else f"invariant by {kind}")
+            panel.barh(
+                0,
+                0,
+                color=colour,
+                label="not invariant" if kind == "none" else f"invariant by {kind}",
+            )
     panel.legend(loc="upper center", bbox_to_anchor=(0.4, 1.12), ncols=4, frameon=False)
     return figure
 

@@ -54,7 +54,9 @@ def main() -> Figure:
     panel.plot(*truth[:2], "k+", markersize=12, label="truth")
     turn = torch.linspace(0, 2 * torch.pi, 200)
     panel.plot(turn.cos(), turn.sin(), color="0.7", linewidth=0.8)
-    panel.set(xlabel="east", ylabel="north", aspect="equal", title="The sphere seen from above its pole")
+    panel.set(
+        xlabel="east", ylabel="north", aspect="equal", title="The sphere seen from above its pole"
+    )
     panel.legend(frameon=False, loc="lower left", fontsize=8)
     return figure
 

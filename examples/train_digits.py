@@ -24,13 +24,19 @@ def network() -> nn.Module:
         A freshly initialised module.
     """
     return nn.Sequential(
-        nn.Linear(64, 128, bias=False), nn.BatchNorm1d(128), nn.ReLU(),
-        nn.Linear(128, 128, bias=False), nn.BatchNorm1d(128), nn.ReLU(),
+        nn.Linear(64, 128, bias=False),
+        nn.BatchNorm1d(128),
+        nn.ReLU(),
+        nn.Linear(128, 128, bias=False),
+        nn.BatchNorm1d(128),
+        nn.ReLU(),
         nn.Linear(128, 10),
-    )  # fmt: skip
+    )
 
 
-def train(model: nn.Module, opt: torch.optim.Optimizer, x: Tensor, y: Tensor, *, epochs: int = 5) -> list[float]:
+def train(
+    model: nn.Module, opt: torch.optim.Optimizer, x: Tensor, y: Tensor, *, epochs: int = 5
+) -> list[float]:
     """An ordinary training loop on mini-batches of 64.
 
     Args:
@@ -65,7 +71,9 @@ def main() -> Figure:
     opt = fisherfold.SphereOptimizer(model, lr=0.02, example_input=x[:32])
     print(opt.report())
     ours = train(model, opt, x[:1200], y[:1200])
-    theirs = train(twin, torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9), x[:1200], y[:1200])
+    theirs = train(
+        twin, torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9), x[:1200], y[:1200]
+    )
     for name, net in (("SphereOptimizer", model), ("SGD", twin)):
         accuracy = (net.eval()(x[1200:]).argmax(1) == y[1200:]).float().mean()
         print(f"{name}: {100 * float(accuracy):.1f} % of the test digits")

@@ -20,14 +20,18 @@ import atheris
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "fuzz"), str(ROOT / "src")]
 
-with atheris.instrument_imports(include=["fisherfold.files", "fisherfold.tables", "fisherfold.completion"]):
+with atheris.instrument_imports(
+    include=["fisherfold.files", "fisherfold.tables", "fisherfold.completion"]
+):
     from targets import TARGETS
 
 
 def main() -> None:
     """Run libFuzzer on the named target."""
     if len(sys.argv) < 2 or sys.argv[1] not in TARGETS:
-        raise SystemExit(f"usage: python fuzz/fuzz.py {{{','.join(TARGETS)}}} [corpus folder] [libFuzzer options]")
+        raise SystemExit(
+            f"usage: python fuzz/fuzz.py {{{','.join(TARGETS)}}} [corpus folder] [libFuzzer options]"
+        )
     name = sys.argv.pop(1)
     if not any(not word.startswith("-") for word in sys.argv[1:]):
         copy = Path(tempfile.mkdtemp(prefix=f"fuzz-{name}-")) / name

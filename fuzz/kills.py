@@ -49,8 +49,14 @@ def solve(folder: Path | None) -> torch.Tensor:
     g = torch.Generator().manual_seed(0)
     x = torch.randn(200, 6, generator=g, dtype=torch.float64)
     w, start = (Sphere(6).random_point(generator=g) for _ in range(2))
-    problem = NLLProblem(Sphere(6), lambda x, w: torch.tanh(x @ w), Gaussian(), x, torch.tanh(x @ w))
-    kept = {} if folder is None else {"checkpoint": folder / "c", "checkpoint_every": 1, "resume": True}
+    problem = NLLProblem(
+        Sphere(6), lambda x, w: torch.tanh(x @ w), Gaussian(), x, torch.tanh(x @ w)
+    )
+    kept = (
+        {}
+        if folder is None
+        else {"checkpoint": folder / "c", "checkpoint_every": 1, "resume": True}
+    )
     return minimize(problem, start, "rsgd", step=0.05, max_iter=30, seed=0, **kept).x
 
 
@@ -83,7 +89,10 @@ def kills(folder: Path, count: int, seed: int) -> dict[str, int]:
     chance, hit = random.Random(seed), 0
     whole: dict[str, float] = {}
     known = []
-    for name, work in (("save", lambda: fit_and_save(folder, 1.0)), ("solve", lambda: solve(folder))):
+    for name, work in (
+        ("save", lambda: fit_and_save(folder, 1.0)),
+        ("solve", lambda: solve(folder)),
+    ):
         began = time.monotonic()
         left_alone(in_child(work))
         whole[name] = time.monotonic() - began
@@ -108,7 +117,9 @@ def kills(folder: Path, count: int, seed: int) -> dict[str, int]:
         os.utime(path, (0, 0))  # leftovers are removed when they are a day old
     left_alone(in_child(fit_and_save, folder, 1.0))
     assert predictions(folder) == known[0]
-    assert torch.equal(solve(folder), solve(None)), "another result than that of a run that was not killed"
+    assert torch.equal(solve(folder), solve(None)), (
+        "another result than that of a run that was not killed"
+    )
     (folder / "c").unlink()
     solve(folder)
     assert {path.name for path in folder.iterdir()} <= {"model", "c"}, "leftovers of killed writers"

@@ -37,19 +37,30 @@ def models() -> None:
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         X = np.array([(f"u{i}", j) for i in range(5) for j in range(4)], dtype=object)
-        MatrixCompletion(rank=1, max_iter=2).fit(X, rng.normal(size=20)).save(f"{folder}/completion")
-        _, said = read_tensors(Path(folder) / "completion" / "model.safetensors", kind="completion", version=1)
+        MatrixCompletion(rank=1, max_iter=2).fit(X, rng.normal(size=20)).save(
+            f"{folder}/completion"
+        )
+        _, said = read_tensors(
+            Path(folder) / "completion" / "model.safetensors", kind="completion", version=1
+        )
         keep(Path(folder) / "completion" / "model.safetensors", "completion/small.safetensors")
         write("header/small.json", json.dumps(said).encode())
-        MatrixCompletion(rank=1, inference="point", ridge=1.0).fit(rng.normal(size=(4, 5))).save(f"{folder}/point")
+        MatrixCompletion(rank=1, inference="point", ridge=1.0).fit(rng.normal(size=(4, 5))).save(
+            f"{folder}/point"
+        )
         keep(Path(folder) / "point" / "model.safetensors", "completion/point.safetensors")
         Z, y, task = rng.normal(size=(20, 2)), rng.normal(size=20), np.arange(20) % 3
         SubspaceRegressor(1, max_iter=2).fit(Z, y, task=task).save(f"{folder}/regression")
         keep(Path(folder) / "regression" / "model.safetensors", "subspace/regression.safetensors")
-        SubspaceClassifier(1, ridge=1.0, max_iter=2).fit(Z, y > 0, task=task).save(f"{folder}/classes")
+        SubspaceClassifier(1, ridge=1.0, max_iter=2).fit(Z, y > 0, task=task).save(
+            f"{folder}/classes"
+        )
         keep(Path(folder) / "classes" / "model.safetensors", "subspace/classes.safetensors")
         g = torch.Generator().manual_seed(0)
-        x, w = torch.randn(9, 4, generator=g, dtype=torch.float64), Sphere(4).random_point(generator=g)
+        x, w = (
+            torch.randn(9, 4, generator=g, dtype=torch.float64),
+            Sphere(4).random_point(generator=g),
+        )
         problem = NLLProblem(Sphere(4), lambda x, w: x @ w, Gaussian(), x, x @ w)
         minimize(problem, Sphere(4).random_point(generator=g), max_iter=2, checkpoint=f"{folder}/c")
         keep(Path(folder) / "c", "checkpoint/rngd-2.safetensors")
@@ -71,7 +82,9 @@ def main() -> None:
         write(f"{name.split('.')[1]}/{name}", content)
     for codec in ("zstd", "snappy", "uncompressed"):
         buffer = io.BytesIO()
-        frame = pl.DataFrame({"u": ["a", "b", None], "i": [1, 2, 3], "r": [1.5, None, 2.0], "l": [[1], [], [2]]})
+        frame = pl.DataFrame(
+            {"u": ["a", "b", None], "i": [1, 2, 3], "r": [1.5, None, 2.0], "l": [[1], [], [2]]}
+        )
         frame.write_parquet(buffer, compression=codec)
         write(f"parquet/{codec}.parquet", buffer.getvalue())
     print(f"{sum(1 for p in CORPUS.rglob('*') if p.is_file())} seeds in {CORPUS}")

@@ -49,10 +49,16 @@ def main() -> None:
                 with no_standard_error():
                     target(content)
             except Exception as error:
-                file = Path(__file__).parent / f"crash-{name}-{hashlib.sha256(content).hexdigest()[:12]}"
+                file = (
+                    Path(__file__).parent
+                    / f"crash-{name}-{hashlib.sha256(content).hexdigest()[:12]}"
+                )
                 file.write_bytes(content)
                 failures += 1
-                print(f"{name}: {type(error).__name__}: {str(error)[:200]}; input in {file}", flush=True)
+                print(
+                    f"{name}: {type(error).__name__}: {str(error)[:200]}; input in {file}",
+                    flush=True,
+                )
             count += 1
         print(f"{name}: {count:,} inputs", flush=True)
     raise SystemExit(1 if failures else 0)

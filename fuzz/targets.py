@@ -70,7 +70,9 @@ def subspace(content: bytes) -> None:
 def checkpoint(content: bytes) -> None:
     """A checkpoint of a solver."""
     with sentence():
-        State.load(_write(content, "checkpoint"), method="rngd", like=torch.zeros(4, dtype=torch.float64))
+        State.load(
+            _write(content, "checkpoint"), method="rngd", like=torch.zeros(4, dtype=torch.float64)
+        )
 
 
 def header(content: bytes) -> None:
@@ -124,7 +126,21 @@ def parquet(content: bytes) -> None:
 
 
 TARGETS = {f.__name__: f for f in (completion, subspace, checkpoint, header, csv, dat, parquet)}
-_PIECES = (b"\xff" * 8, b"\0" * 8, b'"', b"\n", b",", b"::", b"[", b"NaN", b"1e999", b"-1", b"\\u0000", b"\r", b";")
+_PIECES = (
+    b"\xff" * 8,
+    b"\0" * 8,
+    b'"',
+    b"\n",
+    b",",
+    b"::",
+    b"[",
+    b"NaN",
+    b"1e999",
+    b"-1",
+    b"\\u0000",
+    b"\r",
+    b";",
+)
 
 
 def seeds(name: str) -> list[bytes]:
@@ -139,8 +155,12 @@ def mutation(chance: random.Random, corpus: list[bytes]) -> bytes:
         at, other = chance.randint(0, len(content)), chance.choice(corpus)
         start = chance.randint(0, len(other))
         piece = chance.choice(
-            [chance.randbytes(chance.randint(0, 8)), content[at : at + 16] * 3, chance.choice(_PIECES),
-             other[start : start + 24]]
-        )  # fmt: skip
+            [
+                chance.randbytes(chance.randint(0, 8)),
+                content[at : at + 16] * 3,
+                chance.choice(_PIECES),
+                other[start : start + 24],
+            ]
+        )
         content = content[:at] + piece + content[at + chance.choice([0, 1, 2, 4, 8, 40]) :]
     return content

@@ -16,4 +16,4 @@ settings.register_profile("without deadlines", deadline=None)
 settings.load_profile("without deadlines")
 set_forkserver_preload(
     ["torch._dynamo", "pytest", "fisherfold.completion", "fisherfold.solvers", "fisherfold.optim"]
-)  # fmt: skip
+)

@@ -14,7 +14,9 @@ from fisherfold.solvers import METHODS
 
 ROOT = Path(__file__).parent.parent
 SOURCE = Path(fisherfold.__file__).parent
-PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if page.exists()]
+PAGES = [
+    page for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if page.exists()
+]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -23,7 +25,9 @@ def blocks(page):
 
 
 @pytest.mark.skipif(not PAGES, reason="the documentation is not part of an installed package")
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page)], ids=lambda page: page.stem
+)
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, request):
     monkeypatch.chdir(tmp_path)
     # the page on solvers adds a method of its own
@@ -44,7 +48,10 @@ def test_every_public_package_has_an_api_page():
     assert {page.stem for page in pages.glob("*.md")} == {*packages, "plots"}
     for name in packages:
         assert f"::: fisherfold.{name}\n" in (pages / f"{name}.md").read_text(encoding="utf-8")
-        assert all(hasattr(getattr(fisherfold, name), public) for public in getattr(fisherfold, name).__all__)
+        assert all(
+            hasattr(getattr(fisherfold, name), public)
+            for public in getattr(fisherfold, name).__all__
+        )
 
 
 def test_every_page_is_in_the_navigation():
@@ -52,7 +59,9 @@ def test_every_page_is_in_the_navigation():
     if not configuration.exists():
         pytest.skip("the documentation is not part of an installed package")
     text = configuration.read_text(encoding="utf-8")
-    pages = [page.relative_to(ROOT / "docs").as_posix() for page in PAGES if page.name != "README.md"]
+    pages = [
+        page.relative_to(ROOT / "docs").as_posix() for page in PAGES if page.name != "README.md"
+    ]
     assert [page for page in pages if f": {page}" not in text] == []
 
 
@@ -61,7 +70,9 @@ def test_links_of_the_readme_lead_somewhere():
         pytest.skip("the documentation is not part of an installed package")
     links = re.findall(r"\]\(([^)#]+)", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert len(links) > 8
-    assert [link for link in links if not link.startswith("http") and not (ROOT / link).exists()] == []
+    assert [
+        link for link in links if not link.startswith("http") and not (ROOT / link).exists()
+    ] == []
 
 
 @pytest.mark.parametrize("page", ["reproduction/index.md"])
@@ -74,13 +85,17 @@ def test_the_figures_of_completion_are_those_that_were_recorded(page, figure):
     methods = json.loads(recorded.read_text(encoding="utf-8"))["methods"]
     for row in methods:
         refit, train = (
-            "" if row[name] is None else f"{row[name]:.3f} ± {row[f'{name}_sd']:.3f}" for name in ("refit", "train")
+            "" if row[name] is None else f"{row[name]:.3f} ± {row[f'{name}_sd']:.3f}"
+            for name in ("refit", "train")
         )
         assert f"| {refit} | {train} |" in text.replace("| - |", "|  |"), row["method"]
 
 
 def test_the_cifar_page_shows_the_recorded_runs():
-    page, results = ROOT / "docs" / "reproduction" / "cifar.md", ROOT / "results" / "cifar_runs.parquet"
+    page, results = (
+        ROOT / "docs" / "reproduction" / "cifar.md",
+        ROOT / "results" / "cifar_runs.parquet",
+    )
     if not page.exists() or not results.exists():
         pytest.skip("documentation and results are not part of an installed package")
     text, runs = page.read_text(encoding="utf-8"), cifar.read_runs(results)

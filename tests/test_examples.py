@@ -13,7 +13,9 @@ import pytest
 
 FOLDER = Path(__file__).parents[1] / "examples"
 NAMES = sorted(file.stem for file in FOLDER.glob("[!_]*.py")) if FOLDER.is_dir() else []
-pytestmark = pytest.mark.skipif(not NAMES, reason="the examples are not part of an installed package")
+pytestmark = pytest.mark.skipif(
+    not NAMES, reason="the examples are not part of an installed package"
+)
 
 
 def load(name):
@@ -39,8 +41,12 @@ def test_an_example_runs_as_a_person_would_run_it(tmp_path):
     picture, home = tmp_path / "picture.png", str(Path(fisherfold.__file__).parents[1])
     done = subprocess.run(
         [sys.executable, "-W", "error", str(FOLDER / "natural_gradient.py"), str(picture)],
-        capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": home}, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": home},
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert picture.read_bytes().startswith(b"\x89PNG")
 

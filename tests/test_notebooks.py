@@ -16,5 +16,9 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 def test_a_notebook_runs(path):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     notebook = nbformat.read(path, as_version=4)
-    assert not any(cell.get("outputs") for cell in notebook.cells), "notebooks are kept without outputs"
-    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(FOLDER)}}).execute()
+    assert not any(cell.get("outputs") for cell in notebook.cells), (
+        "notebooks are kept without outputs"
+    )
+    nbclient.NotebookClient(
+        notebook, timeout=300, resources={"metadata": {"path": str(FOLDER)}}
+    ).execute()

@@ -44,9 +44,14 @@ def in_a_terminal(body: str, then: str = "") -> str:
     """)
     main, side = pty.openpty()
     child = subprocess.Popen(
-        [sys.executable, "-c", program], stdin=side, stdout=side, stderr=side, close_fds=True,
-        env={k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"} | {"TERM": "xterm", "COLUMNS": "80"},
-    )  # fmt: skip
+        [sys.executable, "-c", program],
+        stdin=side,
+        stdout=side,
+        stderr=side,
+        close_fds=True,
+        env={k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
+        | {"TERM": "xterm", "COLUMNS": "80"},
+    )
     os.close(side)
     shown = b""
     while True:
@@ -89,11 +94,13 @@ def test_a_narrow_terminal_cuts_figures_and_keeps_counts(width, seen):
 
 
 def test_a_terminal_sees_lines_that_are_gone_at_the_end_and_prints_above_them():
-    shown = in_a_terminal("""
+    shown = in_a_terminal(
+        """
         with progress.track('fitting', at_most=9) as line:
             line.update(3, {'loss': 0.5}); time.sleep(0.4); print('a word'); time.sleep(0.2)
         print('done')
-    """.strip())
+    """.strip()
+    )
     assert "3 of at most 9" in shown
     assert "loss 0.5" in shown
     assert "a word\r\n" in shown
@@ -102,13 +109,15 @@ def test_a_terminal_sees_lines_that_are_gone_at_the_end_and_prints_above_them():
 
 @pytest.mark.parametrize("error", ["KeyboardInterrupt", "ValueError"])
 def test_errors_and_interrupts_clear_it(error):
-    shown = in_a_terminal(f"""
+    shown = in_a_terminal(
+        f"""
         try:
             with progress.track('outer', 2), progress.track('inner'):
                 time.sleep(0.4); raise {error}
         except {error}:
             print('caught', progress._display)
-    """.strip())
+    """.strip()
+    )
     assert "inner" in shown
     assert re.search(r"\x1b\[2K.*caught None\r\n$", shown, re.DOTALL)
 
@@ -138,7 +147,9 @@ def test_a_search_and_its_fits_share_a_display(seen):
 
 
 def test_other_threads_show_nothing(seen):
-    thread = threading.Thread(target=lambda: MatrixCompletion(rank=1).fit([(0, 0), (1, 1)], [1.0, 2.0]))
+    thread = threading.Thread(
+        target=lambda: MatrixCompletion(rank=1).fit([(0, 0), (1, 1)], [1.0, 2.0])
+    )
     thread.start()
     thread.join()
     assert seen == []
@@ -164,7 +175,9 @@ def test_a_notebook_shows_it_and_clears_it():
         "with progress.track('fitting', 4) as line:\n    line.update(2); time.sleep(0.5)\n"
         "    shown = progress._display is not None\nshown"
     )
-    run = client.NotebookClient(nbformat.v4.new_notebook(cells=[cell]), kernel_name="python3", timeout=60)
+    run = client.NotebookClient(
+        nbformat.v4.new_notebook(cells=[cell]), kernel_name="python3", timeout=60
+    )
     texts, keep = [], run.process_message
 
     def process(message, *rest):

@@ -14,7 +14,9 @@ ROOMS = ["manifolds", "fisher", "problems", "solvers"]
 
 
 def run(code, *flags):
-    return subprocess.run([sys.executable, *flags, "-c", code], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, *flags, "-c", code], capture_output=True, text=True, check=False
+    )
 
 
 def test_imports_are_silent_under_errors_for_warnings():
@@ -44,7 +46,9 @@ def test_every_public_name_resolves_and_is_documented(name):
     doc = inspect.getdoc(thing)
     assert doc
     if not inspect.ismodule(thing):
-        assert any(part in doc for part in ("Args:", "Examples:", "Attributes:", ">>>")) or inspect.isabstract(thing)
+        assert any(
+            part in doc for part in ("Args:", "Examples:", "Attributes:", ">>>")
+        ) or inspect.isabstract(thing)
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -55,7 +59,11 @@ def test_every_name_of_a_room_resolves_and_is_documented(room):
         assert inspect.getdoc(thing), name
         if inspect.isclass(thing):
             methods = inspect.getmembers(thing, inspect.isfunction)
-            own = [m for key, m in methods if not key.startswith("_") and m.__module__.startswith("fisherfold")]
+            own = [
+                m
+                for key, m in methods
+                if not key.startswith("_") and m.__module__.startswith("fisherfold")
+            ]
             assert all(inspect.getdoc(m) for m in own), name
 
 
@@ -71,7 +79,11 @@ def test_unknown_names_are_refused():
 
 def test_the_promised_spelling():
     """Issue 2 fixes these names for good."""
-    assert {"Grassmann", "Stiefel", "Sphere", "Euclidean", "Oblique", "Product"} <= set(fisherfold.manifolds.__all__)
-    assert {"NLLProblem", "Gaussian", "Categorical", "Bernoulli", "Poisson", "minimize"} <= set(PUBLIC)
+    assert {"Grassmann", "Stiefel", "Sphere", "Euclidean", "Oblique", "Product"} <= set(
+        fisherfold.manifolds.__all__
+    )
+    assert {"NLLProblem", "Gaussian", "Categorical", "Bernoulli", "Poisson", "minimize"} <= set(
+        PUBLIC
+    )
     x = fisherfold.manifolds.Grassmann(4, 2).random_point()
     assert x.shape == (4, 2)

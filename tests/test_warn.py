@@ -36,7 +36,9 @@ def test_a_refresh_and_a_fit_inside_a_pipeline_warn_where_they_are_called() -> N
     values[7] = 1e9
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        MKFAC(net, example_input=x).refresh([(x * np.nan, torch.zeros(8, dtype=torch.int64))], nn.CrossEntropyLoss())
+        MKFAC(net, example_input=x).refresh(
+            [(x * np.nan, torch.zeros(8, dtype=torch.int64))], nn.CrossEntropyLoss()
+        )
         make_pipeline(MatrixCompletion(rank=1)).fit(pairs, values)
     assert {each.filename for each in caught} == {__file__}
     assert ["not finite" in str(each.message) for each in caught] == [True, False]

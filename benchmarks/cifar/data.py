@@ -27,7 +27,10 @@ DEVIATIONS = {"cifar10": (0.2470, 0.2435, 0.2616), "cifar100": (0.2673, 0.2564, 
 
 
 OFFICIAL = "https://www.cs.toronto.edu/~kriz/{}-binary.tar.gz"
-MD5 = {"cifar10": "c32a1d4ab5d03f1284b67883e8d87530", "cifar100": "03b5dce01913d631647c71ecec9e9cb8"}
+MD5 = {
+    "cifar10": "c32a1d4ab5d03f1284b67883e8d87530",
+    "cifar100": "03b5dce01913d631647c71ecec9e9cb8",
+}
 
 
 class Images(NamedTuple):
@@ -43,7 +46,10 @@ class Images(NamedTuple):
 def load_images(name: str) -> Images:
     """CIFAR-10 or CIFAR-100, from the folder of FISHERFOLD_DATA or its official address; once per process."""
     try:
-        parts = [_strips(data_folder() / f"{name}_{part}.npz") for part in (*(f"train_{i}" for i in range(5)), "test")]
+        parts = [
+            _strips(data_folder() / f"{name}_{part}.npz")
+            for part in (*(f"train_{i}" for i in range(5)), "test")
+        ]
     except FileNotFoundError:
         parts = _download(name)
     pixels, labels = zip(*parts, strict=True)
@@ -55,7 +61,9 @@ def _strips(path: Path) -> tuple[Any, Any]:
     """Images kept as lossless WebP strips with one image below the other."""
     with np.load(path, allow_pickle=False) as stored:
         buffer, offsets, labels = stored["webp"].tobytes(), stored["offsets"], stored["labels"]
-    strips = [np.asarray(Image.open(io.BytesIO(buffer[a:b])).convert("RGB")) for a, b in pairwise(offsets)]
+    strips = [
+        np.asarray(Image.open(io.BytesIO(buffer[a:b])).convert("RGB")) for a, b in pairwise(offsets)
+    ]
     return np.concatenate(strips).reshape(-1, 32, 32, 3), labels
 
 
@@ -64,13 +72,19 @@ def _download(name: str) -> list[tuple[Any, Any]]:
     import pooch
 
     folder = {"cifar10": "cifar-10-batches-bin", "cifar100": "cifar-100-binary"}[name]
-    files = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"] if name == "cifar10" else ["train", "test"]
+    files = (
+        [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+        if name == "cifar10"
+        else ["train", "test"]
+    )
     parts = []
     archive = OFFICIAL.format(name.replace("cifar", "cifar-"))
     with tarfile.open(pooch.retrieve(archive, known_hash=f"md5:{MD5[name]}")) as packed:
         for file in files:
             content: Any = packed.extractfile(f"{folder}/{file}.bin")
-            rows = np.frombuffer(content.read(), np.uint8).reshape(-1, 3073 if name == "cifar10" else 3074)
+            rows = np.frombuffer(content.read(), np.uint8).reshape(
+                -1, 3073 if name == "cifar10" else 3074
+            )
             planes = rows[:, -3072:].reshape(-1, 3, 32, 32)
             parts.append((np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), rows[:, -3073]))
     return parts
@@ -79,16 +93,31 @@ def _download(name: str) -> list[tuple[Any, Any]]:
 class Pool:
     """Training images and those that judge: the test images, or a tenth of the training images left out."""
 
-    def __init__(self, dataset: str, *, device: str, split: str = "validation", images: int | None = None) -> None:
+    def __init__(
+        self, dataset: str, *, device: str, split: str = "validation", images: int | None = None
+    ) -> None:
         data = load_images(dataset)
-        pixels, labels, judged, judged_labels = data.train_images, data.train_labels, data.test_images, data.test_labels
+        pixels, labels, judged, judged_labels = (
+            data.train_images,
+            data.train_labels,
+            data.test_images,
+            data.test_labels,
+        )
         if split == "validation":
             order = np.random.default_rng(SPLIT_SEED).permutation(len(pixels))
             out, kept = order[: len(pixels) // 10], np.sort(order[len(pixels) // 10 :])
-            judged, judged_labels, pixels, labels = pixels[out], labels[out], pixels[kept], labels[kept]
+            judged, judged_labels, pixels, labels = (
+                pixels[out],
+                labels[out],
+                pixels[kept],
+                labels[kept],
+            )
         if images is not None:
             pixels, labels = pixels[:images], labels[:images]
-            judged, judged_labels = judged[: max(1, images // 5)], judged_labels[: max(1, images // 5)]
+            judged, judged_labels = (
+                judged[: max(1, images // 5)],
+                judged_labels[: max(1, images // 5)],
+            )
         border = ((0, 0), (PADDING, PADDING), (PADDING, PADDING), (0, 0))
         self.padded = torch.from_numpy(np.pad(pixels, border)).to(device)
         self.labels = torch.from_numpy(labels.astype(np.int64)).to(device)
@@ -106,11 +135,15 @@ class Pool:
         order = torch.randperm(n, generator=generator)
         corners = torch.randint(2 * PADDING + 1, (n, 2), generator=generator)
         flips = torch.randint(2, (n, 1), generator=generator)
-        order, corners, flips = (t.to(self.padded.device, non_blocking=True) for t in (order, corners, flips))
+        order, corners, flips = (
+            t.to(self.padded.device, non_blocking=True) for t in (order, corners, flips)
+        )
         steps = torch.arange(32, device=self.padded.device)
         columns = torch.where(flips == 1, 31 - steps, steps) + corners[:, 1:]
         rows = steps + corners[:, :1]
-        return self.padded[order[:, None, None], rows[:, :, None], columns[:, None, :]], self.labels[order]
+        return self.padded[
+            order[:, None, None], rows[:, :, None], columns[:, None, :]
+        ], self.labels[order]
 
     def normalised(self, images: Tensor) -> Tensor:
         return ((images.float() - self.mean) / self.deviation).permute(0, 3, 1, 2)

@@ -29,18 +29,27 @@ Setting = dict[str, float]
 DECAY = {"weight-decay": 0.05}
 # from the middle outwards: a smaller number of trials keeps the first
 METHODS: dict[str, list[Setting]] = {
-    "sgd": [{"lr": 0.1}, {"lr": 0.05, "weight-decay": 1e-3}, {"lr": 0.02, "weight-decay": 2e-3}, {"lr": 0.2}],
+    "sgd": [
+        {"lr": 0.1},
+        {"lr": 0.05, "weight-decay": 1e-3},
+        {"lr": 0.02, "weight-decay": 2e-3},
+        {"lr": 0.2},
+    ],
     "adamw": [{"lr": lr, **DECAY} for lr in (1e-3, 5e-4, 2e-3, 4e-3)],
     "soap": [{"lr": lr, **DECAY} for lr in (3e-3, 1e-3, 6e-3, 1e-2)],
     "muon": [{"lr": lr} for lr in (0.24, 0.12, 0.48, 0.06)],
     "kfac": [{"lr": lr, "damping": 0.1, "every": 100} for lr in (0.1, 0.05, 0.2, 0.4)],
-    "mkfac": [{"lr": lr, "damping": 0.1, "every": 100, "rest-lr": 0.05} for lr in (0.1, 0.2, 0.05, 0.4)],
+    "mkfac": [
+        {"lr": lr, "damping": 0.1, "every": 100, "rest-lr": 0.05} for lr in (0.1, 0.2, 0.05, 0.4)
+    ],
     "spectral": [{"lr": lr} for lr in (0.02, 0.015, 0.03, 0.01)],
     "drop-in": [{"lr": lr} for lr in (0.02, 0.015, 0.03, 0.04)],
 }
 STEPS = {"drop-in": "spectral"}  # whose time of a step stands for whose
 PAPER = [
-    *itertools.product(("cifar100", "cifar10"), ("vgg16bn",), ("paper-mkfac", "paper-sgdg"), (0, 1)),
+    *itertools.product(
+        ("cifar100", "cifar10"), ("vgg16bn",), ("paper-mkfac", "paper-sgdg"), (0, 1)
+    ),
     *itertools.product(("cifar100", "cifar10"), ("wrn16_4",), ("paper-mkfac",), (0,)),
 ]
 
@@ -56,40 +65,71 @@ class Runs:
     def collect(self) -> None:
         """Take up the logs of finished runs, and record them in one file."""
         if self.record.exists():
-            self.done = {run["name"]: run for run in map(json.loads, self.record.read_text().splitlines())}
+            self.done = {
+                run["name"]: run for run in map(json.loads, self.record.read_text().splitlines())
+            }
         for log in sorted((self.given.out / "logs").glob("*.jsonl")):
             settings, *epochs = map(json.loads, log.read_text().splitlines())
             if log.stem not in self.done and epochs and "ended" in epochs[-1]:
                 kept = {key: settings[key] for key in ("date", "on", "torch")}
                 accuracies = [epoch["accuracy"] for epoch in epochs[:-1]]
                 loss = round(epochs[-2]["train_loss"], 4)
-                self.done[log.stem] = {"name": log.stem, **kept, "train_loss": loss, "accuracies": accuracies}
+                self.done[log.stem] = {
+                    "name": log.stem,
+                    **kept,
+                    "train_loss": loss,
+                    "accuracies": accuracies,
+                }
         if self.done:
-            self.record.write_text("".join(json.dumps(self.done[name]) + "\n" for name in sorted(self.done)))
+            self.record.write_text(
+                "".join(json.dumps(self.done[name]) + "\n" for name in sorted(self.done))
+            )
 
-    def name(self, model: str, epochs: int, method: str, setting: Setting, split: str, seed: int) -> str:
+    def name(
+        self, model: str, epochs: int, method: str, setting: Setting, split: str, seed: int
+    ) -> str:
         options = "-".join(f"{key}{value:g}" for key, value in sorted(setting.items()))
         return f"{model}-{epochs}-{method}-{options}-{split}-{seed}"
 
-    def missing(self, model: str, epochs: int, method: str, setting: Setting, split: str, seed: int) -> list[list[str]]:
+    def missing(
+        self, model: str, epochs: int, method: str, setting: Setting, split: str, seed: int
+    ) -> list[list[str]]:
         """The arguments of train.py, unless the run is there."""
         name = self.name(model, epochs, method, setting, split, seed)
         if name in self.done:
             return []
-        options = {**setting, "smoothing": self.given.smoothing, "epochs": epochs, "seed": seed, "split": split}
+        options = {
+            **setting,
+            "smoothing": self.given.smoothing,
+            "epochs": epochs,
+            "seed": seed,
+            "split": split,
+        }
         options |= {"checkpoint-every": 0, "out": self.given.out / "logs" / f"{name}.jsonl"}
         options |= {"images": self.given.images} if self.given.images else {}
-        pairs = itertools.chain.from_iterable((f"--{key}", str(value)) for key, value in options.items())
+        pairs = itertools.chain.from_iterable(
+            (f"--{key}", str(value)) for key, value in options.items()
+        )
         return [["cifar100", model, method, *pairs]]
 
-    def accuracy(self, model: str, epochs: int, method: str, setting: Setting, split: str, seed: int) -> float | None:
+    def accuracy(
+        self, model: str, epochs: int, method: str, setting: Setting, split: str, seed: int
+    ) -> float | None:
         """The accuracy after the last epoch; 0 of a run that diverged."""
         run = self.done.get(self.name(model, epochs, method, setting, split, seed))
-        return None if run is None else run["accuracies"][-1] if len(run["accuracies"]) == epochs else 0.0
+        return (
+            None
+            if run is None
+            else run["accuracies"][-1]
+            if len(run["accuracies"]) == epochs
+            else 0.0
+        )
 
     def ranked(self, model: str, epochs: int, method: str) -> list[tuple[float, Setting]]:
         """The judged settings of a cell, the best first."""
-        every = [(self.accuracy(model, epochs, method, s, "validation", 0), s) for s in METHODS[method]]
+        every = [
+            (self.accuracy(model, epochs, method, s, "validation", 0), s) for s in METHODS[method]
+        ]
         return sorted([(a, s) for a, s in every if a is not None], key=lambda pair: -pair[0])
 
 
@@ -98,23 +138,34 @@ def plan(given: argparse.Namespace, runs: Runs) -> list[list[str]]:
     first, *others = given.epochs
     cells = list(itertools.product(given.models, given.methods))
     trials = [
-        r for m, o in cells for s in METHODS[o][: given.trials] for r in runs.missing(m, first, o, s, "validation", 0)
-    ]  # fmt: skip
+        r
+        for m, o in cells
+        for s in METHODS[o][: given.trials]
+        for r in runs.missing(m, first, o, s, "validation", 0)
+    ]
     if trials:
         return trials
     again = [
-        r for n, (m, o) in itertools.product(sorted(others, reverse=True), cells) if n < 30 or o in given.long
-        for _, s in runs.ranked(m, first, o)[: given.again] for r in runs.missing(m, n, o, s, "validation", 0)
-    ]  # fmt: skip
+        r
+        for n, (m, o) in itertools.product(sorted(others, reverse=True), cells)
+        if n < 30 or o in given.long
+        for _, s in runs.ranked(m, first, o)[: given.again]
+        for r in runs.missing(m, n, o, s, "validation", 0)
+    ]
     finals = [
-        r for seed in range(given.seeds) for m, o in cells if o in given.finals
+        r
+        for seed in range(given.seeds)
+        for m, o in cells
+        if o in given.finals
         for r in runs.missing(m, first, o, runs.ranked(m, first, o)[0][1], "test", seed)
-    ]  # fmt: skip
+    ]
     return again + finals  # the longest first
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add, names = parser.add_argument, lambda text: [t for t in text.split(",") if t]
     add("--out", type=Path, required=True, help="the folder of runs.jsonl and of the logs")
     add("--models", type=names, default=["vgg16bn", "resnet64"])
@@ -122,8 +173,18 @@ def main() -> None:
     add("--methods", type=names, default=list(METHODS))
     add("--trials", type=int, default=3, help="settings per method and network at the first length")
     add("--again", type=int, default=1, help="settings per method and network at the other lengths")
-    add("--long", type=names, default=["sgd", "muon", "spectral", "drop-in"], help="methods for lengths from 30 epochs")
-    add("--finals", type=names, default=[], help="methods that are judged on test images at the first length")
+    add(
+        "--long",
+        type=names,
+        default=["sgd", "muon", "spectral", "drop-in"],
+        help="methods for lengths from 30 epochs",
+    )
+    add(
+        "--finals",
+        type=names,
+        default=[],
+        help="methods that are judged on test images at the first length",
+    )
     add("--seeds", type=int, default=3)
     add("--smoothing", type=float, default=0.1)
     add("--images", type=int, help="only so many training images")
@@ -136,9 +197,20 @@ def main() -> None:
     (given.out / "logs").mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + 60 * given.minutes
     if given.paper:
-        fixed = ["--epochs", "100", "--split", "test"] + (["--images", str(given.images)] if given.images else [])
+        fixed = ["--epochs", "100", "--split", "test"] + (
+            ["--images", str(given.images)] if given.images else []
+        )
         wanted = [
-            [d, m, o, *fixed, "--seed", str(seed), "--out", str(given.out / f"{d}-{m}-{o}-{seed}.jsonl")]
+            [
+                d,
+                m,
+                o,
+                *fixed,
+                "--seed",
+                str(seed),
+                "--out",
+                str(given.out / f"{d}-{m}-{o}-{seed}.jsonl"),
+            ]
             for d, m, o, seed in PAPER
         ]
         print(f"{work(wanted, given.processes, until)} runs are left")
@@ -152,23 +224,38 @@ def main() -> None:
 
 def show(given: argparse.Namespace, runs: Runs) -> None:
     """Print the tables, and draw the picture."""
-    seconds: dict[str, dict[str, float]] = json.loads(given.steps.read_text())["milliseconds"] if given.steps else {}
+    seconds: dict[str, dict[str, float]] = (
+        json.loads(given.steps.read_text())["milliseconds"] if given.steps else {}
+    )
     found: list[tuple[str, str, float, list[float]]] = []
-    print("| network | epochs | method | best setting | validation, by setting | seconds |\n|---|---|---|---|---|---|")
-    for model, epochs, method in itertools.product(given.models, sorted(given.epochs), given.methods):
+    print(
+        "| network | epochs | method | best setting | validation, by setting | seconds |\n|---|---|---|---|---|---|"
+    )
+    for model, epochs, method in itertools.product(
+        given.models, sorted(given.epochs), given.methods
+    ):
         if not (ranked := runs.ranked(model, epochs, method)):
             continue
         step = seconds.get(model, {}).get(STEPS.get(method, method))
         took = None if step is None else step / 1e3 * epochs * (45_000 // 128)
-        best = runs.done[runs.name(model, epochs, method, ranked[0][1], "validation", 0)]["accuracies"]
+        best = runs.done[runs.name(model, epochs, method, ranked[0][1], "validation", 0)][
+            "accuracies"
+        ]
         found += [] if took is None else [(model, method, took, best)]
         setting = ", ".join(f"{key} {value:g}" for key, value in ranked[0][1].items())
         values = ", ".join(f"{accuracy:.1f}" for accuracy, _ in ranked)
-        print(f"| {model} | {epochs} | {method} | {setting} | {values} | {'' if took is None else f'{took:.0f}'} |")
-    print("\n| network | epochs | method | test accuracy, mean and standard deviation over seeds |\n|---|---|---|---|")
+        print(
+            f"| {model} | {epochs} | {method} | {setting} | {values} | {'' if took is None else f'{took:.0f}'} |"
+        )
+    print(
+        "\n| network | epochs | method | test accuracy, mean and standard deviation over seeds |\n|---|---|---|---|"
+    )
     for model, method in itertools.product(given.models, given.methods):
         if ranked := runs.ranked(model, given.epochs[0], method):
-            every = [runs.accuracy(model, given.epochs[0], method, ranked[0][1], "test", s) for s in range(given.seeds)]
+            every = [
+                runs.accuracy(model, given.epochs[0], method, ranked[0][1], "test", s)
+                for s in range(given.seeds)
+            ]
             kept = [a for a in every if a is not None]
             if len(kept) > 1:
                 value = f"{statistics.mean(kept):.2f} ± {statistics.stdev(kept):.2f} ({len(kept)})"
@@ -192,7 +279,11 @@ def draw(found: Sequence[tuple[str, str, float, list[float]]], path: Path) -> No
                 label = f"{method}, {len(accuracies)} epochs: {accuracies[-1]:.1f}"
                 panel.plot(seconds, accuracies, lw=width, color=f"C{index}", label=label)
                 panel.plot(seconds[-1:], accuracies[-1:], "o", color=f"C{index}")
-        panel.set(xlabel="seconds on one H200", ylabel="validation accuracy, %", title=f"{model}, CIFAR-100")
+        panel.set(
+            xlabel="seconds on one H200",
+            ylabel="validation accuracy, %",
+            title=f"{model}, CIFAR-100",
+        )
         panel.grid(alpha=0.3)
         panel.legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=110)

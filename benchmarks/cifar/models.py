@@ -37,7 +37,11 @@ class Block(nn.Module):
         self.first = nn.Sequential(conv(inputs, outputs, stride=stride), nn.BatchNorm2d(outputs))
         self.second = nn.Sequential(conv(outputs, outputs), nn.BatchNorm2d(outputs))
         changes = stride != 1 or inputs != outputs
-        self.shortcut = nn.Sequential(conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs)) if changes else None
+        self.shortcut = (
+            nn.Sequential(conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+            if changes
+            else None
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         residual = self.second(functional.relu(self.first(x)))
@@ -54,9 +58,13 @@ def wide_resnet(depth: int, width: int, classes: int) -> nn.Sequential:
     channels = 16
     for stage, base in enumerate((16, 32, 64)):
         for index in range((depth - 4) // 6):
-            layers.append(PreActivationBlock(channels, base * width, 2 if stage and not index else 1))
+            layers.append(
+                PreActivationBlock(channels, base * width, 2 if stage and not index else 1)
+            )
             channels = base * width
-    return nn.Sequential(*layers, nn.BatchNorm2d(channels), nn.ReLU(), Mean(), nn.Linear(channels, classes))
+    return nn.Sequential(
+        *layers, nn.BatchNorm2d(channels), nn.ReLU(), Mean(), nn.Linear(channels, classes)
+    )
 
 
 def resnet(width: int, classes: int) -> nn.Sequential:
@@ -87,7 +95,13 @@ def vgg16_bn(classes: int) -> nn.Sequential:
             channels = outputs
         else:
             layers.append(nn.MaxPool2d(2))
-    head = [nn.Flatten(), nn.Linear(512, 512, bias=False), nn.BatchNorm1d(512), nn.ReLU(), nn.Linear(512, classes)]
+    head = [
+        nn.Flatten(),
+        nn.Linear(512, 512, bias=False),
+        nn.BatchNorm1d(512),
+        nn.ReLU(),
+        nn.Linear(512, classes),
+    ]
     return nn.Sequential(*layers, *head)
 
 

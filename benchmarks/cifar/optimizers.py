@@ -61,8 +61,12 @@ class Soap(torch.optim.Optimizer):
 
     LARGEST = 2048
 
-    def __init__(self, params: Any, lr: float, weight_decay: float = 0.0, beta: float = 0.95, every: int = 10) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "beta": beta, "every": every})
+    def __init__(
+        self, params: Any, lr: float, weight_decay: float = 0.0, beta: float = 0.95, every: int = 10
+    ) -> None:
+        super().__init__(
+            params, {"lr": lr, "weight_decay": weight_decay, "beta": beta, "every": every}
+        )
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -76,16 +80,25 @@ class Soap(torch.optim.Optimizer):
         if not state:
             state.update(step=0, mean=torch.zeros_like(g), square=torch.zeros_like(g))
             if p.ndim > 1:
-                sides = [g if length <= self.LARGEST else None for g, length in ((g, len(g)), (g.T, g.shape[1]))]
-                state["means"] = [None if side is None else (1 - beta) * side @ side.T for side in sides]
-                state["bases"] = [None if m is None else torch.linalg.eigh(m)[1].flip(1) for m in state["means"]]
+                sides = [
+                    g if length <= self.LARGEST else None
+                    for g, length in ((g, len(g)), (g.T, g.shape[1]))
+                ]
+                state["means"] = [
+                    None if side is None else (1 - beta) * side @ side.T for side in sides
+                ]
+                state["bases"] = [
+                    None if m is None else torch.linalg.eigh(m)[1].flip(1) for m in state["means"]
+                ]
                 return
         state["step"] += 1
         left, right = state.get("bases", (None, None))
         state["mean"].lerp_(g, 1 - beta)
         state["square"].mul_(beta).addcmul_(*[_turned(g, left, right)] * 2, value=1 - beta)
         done = 1 - beta ** state["step"]
-        update = _turned(state["mean"], left, right) / done / ((state["square"] / done).sqrt() + 1e-8)
+        update = (
+            _turned(state["mean"], left, right) / done / ((state["square"] / done).sqrt() + 1e-8)
+        )
         update = _turned(update, *(None if basis is None else basis.T for basis in (left, right)))
         p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update.view_as(p), alpha=group["lr"])
         for mean, side in zip(state.get("means", ()), (g, g.T), strict=False):
@@ -136,7 +149,9 @@ def _muon(model: nn.Module, given: dict[str, Any]) -> torch.optim.Optimizer:
     filters = [p for m in model.modules() if isinstance(m, nn.Conv2d) for p in m.parameters()]
     chosen = {id(p) for p in filters}
     others = [p for p in model.parameters() if id(p) not in chosen]
-    rest = torch.optim.SGD(others, given["rest_lr"], momentum=0.85, nesterov=True, weight_decay=given["weight_decay"])
+    rest = torch.optim.SGD(
+        others, given["rest_lr"], momentum=0.85, nesterov=True, weight_decay=given["weight_decay"]
+    )
     return Several(FlatMuon(filters, given["lr"]), rest)
 
 
@@ -150,12 +165,21 @@ def _peer(name: str) -> Callable[[nn.Module, dict[str, Any]], torch.optim.Optimi
     return make
 
 
-def build(name: str, model: nn.Module, example: Tensor, task: tuple[str, str], given: dict[str, Any]) -> Any:
+def build(
+    name: str, model: nn.Module, example: Tensor, task: tuple[str, str], given: dict[str, Any]
+) -> Any:
     """The optimizer ``name`` for a model; ``task`` is (data set, first letters of the network)."""
     lr, decay, parameters = given["lr"], given["weight_decay"], model.parameters
-    spheres = {"rest_lr": given["rest_lr"], "rest": "sgd", "weight_decay": decay, "example_input": example}
+    spheres = {
+        "rest_lr": given["rest_lr"],
+        "rest": "sgd",
+        "weight_decay": decay,
+        "example_input": example,
+    }
     makers: dict[str, Callable[[], torch.optim.Optimizer]] = {
-        "sgd": lambda: torch.optim.SGD(parameters(), lr, momentum=0.9, nesterov=True, weight_decay=decay),
+        "sgd": lambda: torch.optim.SGD(
+            parameters(), lr, momentum=0.9, nesterov=True, weight_decay=decay
+        ),
         "adamw": lambda: torch.optim.AdamW(parameters(), lr, weight_decay=decay),
         "muon": lambda: _muon(model, given),
         "soap": lambda: Soap(parameters(), lr, decay),
@@ -164,8 +188,12 @@ def build(name: str, model: nn.Module, example: Tensor, task: tuple[str, str], g
         "drop-in": lambda: SphereOptimizer(model, lr, example_input=example),
         "spectral": lambda: SphereOptimizer(model, lr, direction="spectral", **spheres),
         "gradient": lambda: SphereOptimizer(model, lr, direction="gradient", **spheres),
-        "natural": lambda: SphereOptimizer(model, lr, direction="natural", every=given["every"], **spheres),
-        "kfac": lambda: KFAC(model, lr, weight_decay=decay, damping=given["damping"], every=given["every"]),
+        "natural": lambda: SphereOptimizer(
+            model, lr, direction="natural", every=given["every"], **spheres
+        ),
+        "kfac": lambda: KFAC(
+            model, lr, weight_decay=decay, damping=given["damping"], every=given["every"]
+        ),
         "mkfac": lambda: MKFAC(
             model,
             given["rest_lr"],
@@ -184,12 +212,22 @@ def build(name: str, model: nn.Module, example: Tensor, task: tuple[str, str], g
     return makers[name]()
 
 
-def _paper(model: nn.Module, example: Tensor, task: tuple[str, str], *, curved: bool = True) -> MKFAC | SGDG:
+def _paper(
+    model: nn.Module, example: Tensor, task: tuple[str, str], *, curved: bool = True
+) -> MKFAC | SGDG:
     rate, _, damping, _ = PAPER[task]
     # directions are normalised by the damping, so the paper's rate is divided by it
     if not curved:
         return SGDG(model, 0.05, rate / damping, weight_decay=5e-4, example_input=example)
-    return MKFAC(model, 0.05, rate / damping, weight_decay=5e-4, damping=damping, every=0, example_input=example)
+    return MKFAC(
+        model,
+        0.05,
+        rate / damping,
+        weight_decay=5e-4,
+        damping=damping,
+        every=0,
+        example_input=example,
+    )
 
 
 def paper_stage(optimizer: torch.optim.Optimizer, task: tuple[str, str], stage: int) -> None:
@@ -198,7 +236,9 @@ def paper_stage(optimizer: torch.optim.Optimizer, task: tuple[str, str], stage: 
     falling = damping * damping_decay**stage
     for group in optimizer.param_groups:
         group["damping"] = falling
-        group["lr"] = rate * rate_decay**stage / falling if group["rule"] == "spheres" else 0.05 * 0.1**stage
+        group["lr"] = (
+            rate * rate_decay**stage / falling if group["rule"] == "spheres" else 0.05 * 0.1**stage
+        )
 
 
 def factor(done: float, *, warm: float = 0.1) -> float:

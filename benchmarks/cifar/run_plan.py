@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # a process that asks for GPUs otherwise cannot fork
+os.environ.setdefault(
+    "PYTORCH_NVML_BASED_CUDA_CHECK", "1"
+)  # a process that asks for GPUs otherwise cannot fork
 
 import argparse
 import multiprocessing
@@ -27,7 +29,9 @@ import train
 
 def work(runs: Sequence[Sequence[str]], processes: int, until: float) -> int:
     """Train with each list of arguments, and return how many are left at the time ``until``."""
-    waiting = [given for given in map(train.options().parse_args, runs) if not train.ended(Path(given.out))]
+    waiting = [
+        given for given in map(train.options().parse_args, runs) if not train.ended(Path(given.out))
+    ]
     for dataset in {given.dataset for given in waiting}:
         data.load_images(dataset)
     fork, active = multiprocessing.get_context("fork"), []
@@ -48,7 +52,9 @@ def _run(given: argparse.Namespace, processes: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("plan", type=Path)
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--minutes", type=float, default=60)

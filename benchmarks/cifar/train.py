@@ -37,7 +37,9 @@ def main(given: argparse.Namespace) -> None:
     lines = out.read_text().splitlines() if out.exists() else []
     torch.manual_seed(given.seed)
     pool = Pool(given.dataset, device=given.device, split=given.split, images=given.images)
-    network = models.build(given.model, pool.classes).to(given.device, memory_format=torch.channels_last)
+    network = models.build(given.model, pool.classes).to(
+        given.device, memory_format=torch.channels_last
+    )
     task, settings = (given.dataset, given.model[:3]), vars(given)
     example = pool.normalised(pool.padded[:32, 4:36, 4:36])
     optimizer = optimizers.build(given.optimizer, network, example, task, settings)
@@ -54,9 +56,11 @@ def main(given: argparse.Namespace) -> None:
         began = time.perf_counter()
         images, labels = pool.epoch(given.seed, epoch)
         stage = sum(epoch >= round(share * given.epochs) for share in optimizers.MILESTONES)
-        if given.optimizer.startswith("paper") and (epoch == 0 or stage > sum(
-            epoch - 1 >= round(share * given.epochs) for share in optimizers.MILESTONES
-        )):  # fmt: skip
+        if given.optimizer.startswith("paper") and (
+            epoch == 0
+            or stage
+            > sum(epoch - 1 >= round(share * given.epochs) for share in optimizers.MILESTONES)
+        ):
             optimizers.paper_stage(optimizer, task, stage)
             if given.optimizer == "paper-mkfac":
                 pairs = batches(pool, images, labels, given.batch)
@@ -64,7 +68,12 @@ def main(given: argparse.Namespace) -> None:
                     optimizer.refresh(pairs, functional.cross_entropy, sampler="mc")
         loss = train_epoch(network, optimizer, pool, images, labels, given, epoch, own, per)
         accuracy = judge(network, pool, given.device)
-        entry = {"epoch": epoch + 1, "accuracy": accuracy, "train_loss": loss, "seconds": time.perf_counter() - began}
+        entry = {
+            "epoch": epoch + 1,
+            "accuracy": accuracy,
+            "train_loss": loss,
+            "seconds": time.perf_counter() - began,
+        }
         lines.append(json.dumps(entry))
         if not math.isfinite(loss) or epoch + 1 == given.epochs:
             lines.append(json.dumps({"ended": "done" if math.isfinite(loss) else "diverged"}))
@@ -73,7 +82,11 @@ def main(given: argparse.Namespace) -> None:
             saved.unlink(missing_ok=True)
             break
         if given.checkpoint_every and (epoch + 1) % given.checkpoint_every == 0:
-            state = {"network": network.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch + 1}
+            state = {
+                "network": network.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "epoch": epoch + 1,
+            }
             torch.save(state, f"{saved}.new")
             os.replace(f"{saved}.new", saved)
     print(f"{out.stem}: {lines[-2]}")
@@ -84,8 +97,17 @@ def ended(out: Path) -> bool:
     return out.exists() and "ended" in json.loads(out.read_text().splitlines()[-1])
 
 
-def train_epoch(network: nn.Module, optimizer: Any, pool: Pool, images: Any, labels: Any, given: Any, epoch: int,
-                own: list[float], per: int) -> float:  # fmt: skip
+def train_epoch(
+    network: nn.Module,
+    optimizer: Any,
+    pool: Pool,
+    images: Any,
+    labels: Any,
+    given: Any,
+    epoch: int,
+    own: list[float],
+    per: int,
+) -> float:
     network.train()
     total = torch.zeros((), device=given.device)
     for step in range(per):
@@ -121,13 +143,26 @@ def batches(pool: Pool, images: Any, labels: Any, size: int, count: int = 50) ->
 
 
 def autocast(device: str) -> Any:
-    return torch.autocast("cuda", dtype=torch.bfloat16) if device == "cuda" else contextlib.nullcontext()
+    return (
+        torch.autocast("cuda", dtype=torch.bfloat16)
+        if device == "cuda"
+        else contextlib.nullcontext()
+    )
 
 
 def provenance(device: str) -> dict[str, str]:
-    name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    name = (
+        torch.cuda.get_device_name()
+        if device == "cuda"
+        else f"CPU, {torch.get_num_threads()} threads"
+    )
     now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    return {"date": now, "on": name, "torch": torch.__version__, "fisherfold": fisherfold.__version__}
+    return {
+        "date": now,
+        "on": name,
+        "torch": torch.__version__,
+        "fisherfold": fisherfold.__version__,
+    }
 
 
 def write(path: Path, text: str) -> None:
@@ -138,12 +173,19 @@ def write(path: Path, text: str) -> None:
 
 
 def options() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("dataset", choices=("cifar10", "cifar100"))
     add("model", help="vgg16bn, wrn16_4 or resnet64")
     add("optimizer", help="a name of optimizers.py")
-    add("--lr", type=float, default=0.02, help="the rate, or the angle in radians of optimizers on spheres")
+    add(
+        "--lr",
+        type=float,
+        default=0.02,
+        help="the rate, or the angle in radians of optimizers on spheres",
+    )
     add("--rest-lr", type=float, default=0.1, help="the rate of what is not on spheres")
     add("--weight-decay", type=float, default=5e-4)
     add("--damping", type=float, default=2.0)

@@ -52,7 +52,14 @@ class Net(nn.Module):
         super().__init__()
         self.white = nn.Conv2d(3, 24, 2)
         with torch.no_grad():
-            patches = images[:5000].unfold(2, 2, 1).unfold(3, 2, 1).permute(0, 2, 3, 1, 4, 5).reshape(-1, 12).double()
+            patches = (
+                images[:5000]
+                .unfold(2, 2, 1)
+                .unfold(3, 2, 1)
+                .permute(0, 2, 3, 1, 4, 5)
+                .reshape(-1, 12)
+                .double()
+            )
             values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))
             half = (vectors / (values + 5e-4).sqrt()).T.reshape(12, 3, 2, 2).float()
             self.white.weight.copy_(torch.cat([half, -half]))
@@ -76,7 +83,10 @@ def epoch_images(x: Tensor, first: Tensor, epoch: int, generator: torch.Generato
     padded = F.pad(x, (2, 2, 2, 2), "reflect")
     shifts = torch.randint(5, (len(x), 2), generator=generator).to(x.device)
     steps = torch.arange(32, device=x.device)
-    rows, columns = (shifts[:, :1] + steps)[:, None, :, None], (shifts[:, 1:] + steps)[:, None, None, :]
+    rows, columns = (
+        (shifts[:, :1] + steps)[:, None, :, None],
+        (shifts[:, 1:] + steps)[:, None, None, :],
+    )
     flipped = (first if epoch % 2 == 0 else ~first)[:, None, None, None]
     columns = torch.where(flipped, columns.flip(3), columns)
     samples, channels = torch.arange(len(x), device=x.device), torch.arange(3, device=x.device)
@@ -92,28 +102,37 @@ def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
     hits = 0
     for part in torch.arange(len(x), device=x.device).split(2000):
         with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
-            logits = sum(w * (model(v[part]).float() + model(v[part].flip(3)).float()) for w, v in views)
+            logits = sum(
+                w * (model(v[part]).float() + model(v[part].flip(3)).float()) for w, v in views
+            )
         hits += int((logits.argmax(1) == y[part]).sum())  # type: ignore[union-attr]
     return 100 * hits / len(x)
 
 
-def train(name: str, lr: float, seed: int, data: tuple[Tensor, ...], given: argparse.Namespace) -> tuple[float, float]:
+def train(
+    name: str, lr: float, seed: int, data: tuple[Tensor, ...], given: argparse.Namespace
+) -> tuple[float, float]:
     x, y, judged, judged_labels = data
     torch.manual_seed(seed)
     began, generator = time.perf_counter(), torch.Generator().manual_seed(seed)
-    model = Net(x, (8, 8, 8) if given.quick else (64, 256, 256)).to(x.device, memory_format=torch.channels_last)
+    model = Net(x, (8, 8, 8) if given.quick else (64, 256, 256)).to(
+        x.device, memory_format=torch.channels_last
+    )
     weights = [m.weight for m in model.body.modules() if isinstance(m, nn.Conv2d)]
     biases = [m.bias for m in model.body.modules() if isinstance(m, nn.BatchNorm2d)]
     groups = [([model.white.bias], BIAS_LR), (biases, BIAS_LR), ([model.head.weight], HEAD_LR)]
     batch = min(given.batch, len(x))
     rest = torch.optim.SGD(
-        [{"params": p, "lr": rate, "weight_decay": DECAY * batch / rate} for p, rate in groups], momentum=0.85,
+        [{"params": p, "lr": rate, "weight_decay": DECAY * batch / rate} for p, rate in groups],
+        momentum=0.85,
         nesterov=True,
-    )  # fmt: skip
+    )
     if name == "muon":
         own: torch.optim.Optimizer = FlatMuon(weights, lr)
     else:
-        own = SphereOptimizer([{"params": weights, "rule": "spheres"}], lr, direction=name, momentum=given.momentum)
+        own = SphereOptimizer(
+            [{"params": weights, "rule": "spheres"}], lr, direction=name, momentum=given.momentum
+        )
     every = [*own.param_groups, *rest.param_groups]
     rates, per = [group["lr"] for group in every], len(x) // batch
     total, done = given.epochs * per, 0
@@ -121,7 +140,9 @@ def train(name: str, lr: float, seed: int, data: tuple[Tensor, ...], given: argp
     for epoch in range(given.epochs):
         model.train()
         images = epoch_images(x, first, epoch, generator)
-        for part in torch.randperm(len(x), generator=generator).to(x.device)[: per * batch].split(batch):
+        for part in (
+            torch.randperm(len(x), generator=generator).to(x.device)[: per * batch].split(batch)
+        ):
             for group, rate in zip(every, rates, strict=True):
                 length = WHITE_EPOCHS * per if group["params"][0] is model.white.bias else total
                 group["lr"] = rate * max(1 - done / length, 0.0)
@@ -159,26 +180,37 @@ def load(given: argparse.Namespace, device: str) -> tuple[Tensor, ...]:
         parts = [part[:400] for part in parts]
     mean, deviation = (torch.tensor(v).view(1, 3, 1, 1) for v in (MEAN, DEVIATION))
     return tuple(
-        torch.from_numpy(p).long().to(device) if p.ndim == 1
+        torch.from_numpy(p).long().to(device)
+        if p.ndim == 1
         else ((torch.from_numpy(p).permute(0, 3, 1, 2) / 255 - mean) / deviation).to(device)
         for p in parts
-    )  # fmt: skip
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("--lr", default="muon=0.24,spectral=0.04,gradient=0.04")
     add("--momentum", type=float, default=0.6)
     add("--epochs", type=int, default=8)
     add("--batch", type=int, default=2000)
     add("--seeds", type=int, default=50)
-    add("--tune", action="store_true", help="three rates each on images left out of training, three seeds")
+    add(
+        "--tune",
+        action="store_true",
+        help="three rates each on images left out of training, three seeds",
+    )
     add("--processes", type=int, default=1)
     add("--quick", action="store_true", help="400 images and a tiny network")
     given = parser.parse_args()
     chosen, base = dict(pair.split("=") for pair in given.lr.split(",")), []
-    settings = [(n, lr) for n, grid in GRIDS.items() for lr in grid] if given.tune else list(chosen.items())
+    settings = (
+        [(n, lr) for n, grid in GRIDS.items() for lr in grid]
+        if given.tune
+        else list(chosen.items())
+    )
     seeds = range(3 if given.tune else given.seeds)
     with multiprocessing.get_context("spawn").Pool(given.processes, prepare, (given,)) as pool:
         jobs = [(name, float(lr), seed, given) for name, lr in settings for seed in seeds]
@@ -191,7 +223,10 @@ def main() -> None:
         error = statistics.stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else 0.0
         over = f"over the first {statistics.mean(gaps):+.3f} ± {error:.3f}"
         seconds = statistics.median(took for _, took in runs)
-        print(f"{name:9} {lr:5} {statistics.mean(found):.2f} %, {over}, {seconds:.2f} s a run", flush=True)
+        print(
+            f"{name:9} {lr:5} {statistics.mean(found):.2f} %, {over}, {seconds:.2f} s a run",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

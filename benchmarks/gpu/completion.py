@@ -40,10 +40,14 @@ def synthetic(n: int, m: int, count: int, device: str, seed: int = 0) -> tuple[A
     """Users with log-normal activity, items with Zipf-like popularity, low-rank values in steps of a half."""
     g, where = torch.Generator(device).manual_seed(seed), {"device": device}
     activity = torch.randn(n, generator=g, **where).mul(1.1).exp()
-    users = torch.arange(n, **where).repeat_interleave((count / activity.sum() * activity).round().long())
+    users = torch.arange(n, **where).repeat_interleave(
+        (count / activity.sum() * activity).round().long()
+    )
     share = (torch.arange(m, dtype=torch.float64, **where) + 1 + 0.02 * m).pow(-1.1).cumsum(0)
     drawn = share[-1] * torch.rand(len(users), dtype=torch.float64, generator=g, **where)
-    items = torch.randperm(m, generator=g, **where)[torch.searchsorted(share, drawn).clamp_(max=m - 1)]
+    items = torch.randperm(m, generator=g, **where)[
+        torch.searchsorted(share, drawn).clamp_(max=m - 1)
+    ]
     pairs = torch.unique(users * m + items)
     users, items = pairs // m, pairs % m
     left, right = (torch.randn(size, 4, generator=g, **where) for size in (n, m))
@@ -74,7 +78,9 @@ def timed(work: Callable[[], Any], device: str, rounds: int) -> float:
 def works(ratings: Ratings) -> tuple[dict[str, Callable[[], Any]], Callable[[], torch.Tensor]]:
     """What is timed, and the gradient at the common point."""
     problem = CompletionProblem(ratings, RANK)
-    x = problem.manifold.random_point(dtype=torch.float32, generator=torch.Generator().manual_seed(0))
+    x = problem.manifold.random_point(
+        dtype=torch.float32, generator=torch.Generator().manual_seed(0)
+    )
     x = x.to(ratings.device)
     v = problem.manifold.project(x, torch.ones_like(x).cumsum(0).sin())
     exact = problem.fisher(x, kind="exact")
@@ -94,7 +100,9 @@ def works(ratings: Ratings) -> tuple[dict[str, Callable[[], Any]], Callable[[], 
     }, lambda: problem.gradient(x.clone())
 
 
-def whole(users: Array, items: Array, values: Array, device: str, passes: int | None) -> dict[str, Any]:
+def whole(
+    users: Array, items: Array, values: Array, device: str, passes: int | None
+) -> dict[str, Any]:
     """Fits of the estimator, ids and sorting included, predictions and recommendations, on all cores and the device."""
     pairs, held = np.stack([users, items], 1), np.arange(len(values)) % 50 == 0
     asked = np.random.default_rng(1).choice(np.unique(users), 10_000)
@@ -113,12 +121,18 @@ def whole(users: Array, items: Array, values: Array, device: str, passes: int | 
         warm = time.perf_counter()
         best_columns(model.model_, rows_of, 10)
         rate = len(asked) / (time.perf_counter() - warm)
-        rows[where] = {"fit_s": fitted - began, "passes": model.n_iter_, "rmse": rmse, "ids_per_s": rate,
-                       "predict_s": predicted - fitted}  # fmt: skip
+        rows[where] = {
+            "fit_s": fitted - began,
+            "passes": model.n_iter_,
+            "rmse": rmse,
+            "ids_per_s": rate,
+            "predict_s": predicted - fitted,
+        }
         print(
             f"{where:5} fit {fitted - began:7.2f} s, {model.n_iter_} passes, RMSE {rmse:.4f}; predict {held.sum():,}"
-            f" pairs {predicted - fitted:.2f} s; recommend {rate:,.0f} ids/s", flush=True,
-        )  # fmt: skip
+            f" pairs {predicted - fitted:.2f} s; recommend {rate:,.0f} ids/s",
+            flush=True,
+        )
     return rows
 
 
@@ -137,7 +151,9 @@ def operations(ratings: Ratings, device: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sizes", default="1e6,1e7", help="of 1e5, 1e6, 1e7 and 1e8")
     parser.add_argument("--passes", type=int, help="passes of a fit; it ends by itself otherwise")
     parser.add_argument("--fits", action="store_true", help="no single operations")
@@ -145,14 +161,25 @@ def main() -> None:
     given = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU (no GPU here)"
-    print(f"torch {torch.__version__}, device: {name}, CPU: {torch.get_num_threads()} threads; rank {RANK}, float32")
-    report: dict[str, Any] = {"torch": torch.__version__, "device": name, "threads": torch.get_num_threads()}
+    print(
+        f"torch {torch.__version__}, device: {name}, CPU: {torch.get_num_threads()} threads; rank {RANK}, float32"
+    )
+    report: dict[str, Any] = {
+        "torch": torch.__version__,
+        "device": name,
+        "threads": torch.get_num_threads(),
+    }
     for size in given.sizes.split(","):
         users, items, values = synthetic(*SIZES[size], device)
         print(f"\n{len(values):,} ratings of {SIZES[size][0]:,} x {SIZES[size][1]:,}", flush=True)
-        report[size] = {"ratings": len(values), "fits": whole(users, items, values, device, given.passes)}
+        report[size] = {
+            "ratings": len(values),
+            "fits": whole(users, items, values, device, given.passes),
+        }
         if not given.fits:
-            report[size]["operations"] = operations(Ratings(users, items, values, SIZES[size][:2]), device)
+            report[size]["operations"] = operations(
+                Ratings(users, items, values, SIZES[size][:2]), device
+            )
         if device == "cuda":
             report[size]["device_bytes"] = torch.cuda.max_memory_allocated()
             print(f"device memory at most {torch.cuda.max_memory_allocated() / 2**20:.0f} MiB")

@@ -46,8 +46,16 @@ class Method:
     def __init__(self, network: str, name: str, x: Tensor, y: Tensor, every: int) -> None:
         torch.manual_seed(0)
         self.model = models.build(network, 100).to(x.device, memory_format=torch.channels_last)
-        settings = {"lr": 1e-3, "rest_lr": 0.01, "weight_decay": 0.0, "damping": 0.1, "every": every}
-        self.optimizer = optimizers.build(name, self.model, x[:32], ("cifar100", network[:3]), settings)
+        settings = {
+            "lr": 1e-3,
+            "rest_lr": 0.01,
+            "weight_decay": 0.0,
+            "damping": 0.1,
+            "every": every,
+        }
+        self.optimizer = optimizers.build(
+            name, self.model, x[:32], ("cifar100", network[:3]), settings
+        )
         self.x, self.y, self.every = x, y, every if name in CURVED else 0
         for group in self.optimizer.param_groups if x.is_cuda else ():
             group.update({key: True for key in ("fused", "capturable") if key in group})
@@ -86,7 +94,9 @@ class Method:
         plain = self._timed(self.replay, steps)
         if not self.every:
             return plain
-        collected, renewed = (self._timed(lambda done=done: self.collecting(done), 1) for done in (20, 19))  # type: ignore[misc]
+        collected, renewed = (
+            self._timed(lambda done=done: self.collecting(done), 1) for done in (20, 19)
+        )  # type: ignore[misc]
         return ((self.every - 1) * plain + 0.9 * collected + 0.1 * renewed) / self.every
 
     def _timed(self, work: Callable[[], Any], steps: int) -> float:
@@ -101,18 +111,24 @@ class Method:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--every", type=int, default=10, help="steps between collections of curvature")
+    parser.add_argument(
+        "--every", type=int, default=10, help="steps between collections of curvature"
+    )
     parser.add_argument("--methods", type=lambda text: text.split(","), default=METHODS)
     parser.add_argument("--networks", type=lambda text: text.split(","), default=NETWORKS)
     parser.add_argument("--out", type=Path, help="where to write the milliseconds")
     given = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.backends.cudnn.benchmark = True
-    x = torch.randn(given.batch, 3, 32, 32, device=device).contiguous(memory_format=torch.channels_last)
+    x = torch.randn(given.batch, 3, 32, 32, device=device).contiguous(
+        memory_format=torch.channels_last
+    )
     y = torch.randint(100, (given.batch,), device=device)
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     print(f"torch {torch.__version__}, {name}, batch {given.batch}, curvature every {given.every}")
@@ -123,14 +139,23 @@ def main() -> None:
         for _ in range(given.rounds):
             for name, method in found.items():
                 times[name].append(method.seconds(given.steps))
-        taken[network] = {name: round(1e3 * statistics.median(values), 4) for name, values in times.items()}
+        taken[network] = {
+            name: round(1e3 * statistics.median(values), 4) for name, values in times.items()
+        }
         for name, values in times.items():
-            ratios = [value / base for value, base in zip(values, times[given.methods[0]], strict=True)]
+            ratios = [
+                value / base for value, base in zip(values, times[given.methods[0]], strict=True)
+            ]
             goal = f"  goal {GOALS[network, name]}" if (network, name) in GOALS else ""
             spread = f"{statistics.median(ratios):.3f} ({min(ratios):.3f}-{max(ratios):.3f})"
-            print(f"{network:8} {name:9} {taken[network][name]:8.3f} ms  {spread}{goal}", flush=True)
+            print(
+                f"{network:8} {name:9} {taken[network][name]:8.3f} ms  {spread}{goal}", flush=True
+            )
         if given.out:
-            record = {"torch": torch.__version__, "on": torch.cuda.get_device_name() if device == "cuda" else "CPU"}
+            record = {
+                "torch": torch.__version__,
+                "on": torch.cuda.get_device_name() if device == "cuda" else "CPU",
+            }
             record |= {"batch": given.batch, "every": given.every, "milliseconds": taken}  # type: ignore[dict-item]
             given.out.write_text(json.dumps(record, indent=1) + "\n")
 

@@ -32,7 +32,9 @@ def main() -> float:
     rng = np.random.default_rng(0)
     table = 3 + rng.normal(size=(300, 3)) @ rng.normal(size=(3, 500)) / 2 + rng.normal(size=500) / 2
     pairs = np.argwhere(rng.random(table.shape) < 0.2)
-    model = MatrixCompletion(rank=5).fit(pairs, table[tuple(pairs.T)] + 0.3 * rng.normal(size=len(pairs)))
+    model = MatrixCompletion(rank=5).fit(
+        pairs, table[tuple(pairs.T)] + 0.3 * rng.normal(size=len(pairs))
+    )
 
     users, items = model.inner_product_vectors()  # users @ items.T are the predictions
     found = model.column_ids_[search(items, users, 10)]

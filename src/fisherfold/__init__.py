@@ -26,20 +26,44 @@ if TYPE_CHECKING:
         subspace,
         testing,
     )
-    from fisherfold.completion import ImplicitCompletion, LowRankImputer, MatrixCompletion, MatrixCompletionCV
+    from fisherfold.completion import (
+        ImplicitCompletion,
+        LowRankImputer,
+        MatrixCompletion,
+        MatrixCompletionCV,
+    )
     from fisherfold.fisher import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
     from fisherfold.manifolds import check_retraction
     from fisherfold.optim import KFAC, MKFAC, SGDG, SphereOptimizer, find_scale_invariant
-    from fisherfold.problems import GaussianModel, LossProblem, NLLProblem, Problem, check_fisher, check_gradient
+    from fisherfold.problems import (
+        GaussianModel,
+        LossProblem,
+        NLLProblem,
+        Problem,
+        check_fisher,
+        check_gradient,
+    )
     from fisherfold.solvers import Result, minimize
     from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
 
 _HOMES = {
     name: home
     for home, names in {
-        "completion": ("ImplicitCompletion", "LowRankImputer", "MatrixCompletion", "MatrixCompletionCV"),
+        "completion": (
+            "ImplicitCompletion",
+            "LowRankImputer",
+            "MatrixCompletion",
+            "MatrixCompletionCV",
+        ),
         "subspace": ("SubspaceClassifier", "SubspaceRegressor"),
-        "problems": ("GaussianModel", "LossProblem", "NLLProblem", "Problem", "check_fisher", "check_gradient"),
+        "problems": (
+            "GaussianModel",
+            "LossProblem",
+            "NLLProblem",
+            "Problem",
+            "check_fisher",
+            "check_gradient",
+        ),
         "fisher": ("Bernoulli", "Categorical", "Gaussian", "Likelihood", "Poisson"),
         "manifolds": ("check_retraction",),
         "solvers": ("Result", "minimize"),

@@ -25,7 +25,9 @@ from torch import Tensor
 HEADER = "fisherfold"
 HEADER_LIMIT = 16 * 2**20  # bytes of JSON; parsed, it takes some twenty times as much memory
 _DAY = 24 * 3600.0
-_DTYPES = frozenset({"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"})
+_DTYPES = frozenset(
+    {"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"}
+)
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
@@ -109,15 +111,21 @@ def make_folder(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-def pack_tensors(tensors: Mapping[str, Tensor], *, kind: str, version: int, header: Mapping[str, Any]) -> bytes:
+def pack_tensors(
+    tensors: Mapping[str, Tensor], *, kind: str, version: int, header: Mapping[str, Any]
+) -> bytes:
     """Make the bytes of a file of named tensors of some kind, with a JSON header and a SHA-256 of both."""
     # copies, because the format refuses two names for the same memory
     layout = torch.contiguous_format
-    copies = {name: tensor.detach().cpu().clone(memory_format=layout) for name, tensor in tensors.items()}
+    copies = {
+        name: tensor.detach().cpu().clone(memory_format=layout) for name, tensor in tensors.items()
+    }
     content = json.loads(json.dumps({"kind": kind, "version": version, "header": dict(header)}))
     signed = json.dumps(content | {"sha256": signature(copies, content)})
     if len(signed) > HEADER_LIMIT:
-        raise ValueError(f"the header of the file has {len(signed):,} bytes, more than {HEADER_LIMIT:,}")
+        raise ValueError(
+            f"the header of the file has {len(signed):,} bytes, more than {HEADER_LIMIT:,}"
+        )
     return bytes(save(copies, metadata={HEADER: signed}))
 
 
@@ -136,31 +144,45 @@ def read_tensors(
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}")
     with sound(path, kind), Path(path).open("rb") as file:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+        memory = (
+            os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            if hasattr(os, "sysconf")
+            else 0
+        )
         if 0 < memory < (size := os.fstat(file.fileno()).st_size):
-            raise ValueError(f"it has {size:,} bytes, more than the {memory:,} bytes of memory of this machine")
+            raise ValueError(
+                f"it has {size:,} bytes, more than the {memory:,} bytes of memory of this machine"
+            )
         content = _checked_content(_header(file), path, kind, version)
         file.seek(0)
         tensors = load(file.read())
         if content.pop("sha256", None) != signature(tensors, content):
             raise ValueError(f"{path} is damaged: its checksum does not match")
         # copies, because what lies in the file's buffer is not aligned, and sums over it can differ in the last bit
-        return {name: tensor.clone().to(device) for name, tensor in tensors.items()}, content["header"]
+        return {name: tensor.clone().to(device) for name, tensor in tensors.items()}, content[
+            "header"
+        ]
 
 
 def _header(file: IO[bytes]) -> dict[str, Any]:
     """The header of an open safetensors file, whose claims must fit the length of the file."""
     length, size = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
     if length > min(size, 2 * HEADER_LIMIT):
-        raise ValueError(f"it claims a header of {length:,} bytes, {min(size, 2 * HEADER_LIMIT):,} are possible")
+        raise ValueError(
+            f"it claims a header of {length:,} bytes, {min(size, 2 * HEADER_LIMIT):,} are possible"
+        )
     header = parse_json(file.read(length).decode())
     ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
     if max(ends, default=0) != size - 8 - length:
-        raise ValueError(f"it claims {max(ends, default=0):,} bytes of tensors and has {size - 8 - length:,}")
+        raise ValueError(
+            f"it claims {max(ends, default=0):,} bytes of tensors and has {size - 8 - length:,}"
+        )
     return dict(header)
 
 
-def _checked_content(file: dict[str, Any], path: str | os.PathLike[str], kind: str, version: int) -> dict[str, Any]:
+def _checked_content(
+    file: dict[str, Any], path: str | os.PathLike[str], kind: str, version: int
+) -> dict[str, Any]:
     """The JSON beside the tensors, of a kind, version and tensor types that are known."""
     content = parse_json(file.pop("__metadata__", {}).get(HEADER, "null"))
     if not isinstance(content, dict) or content.get("kind") != kind:
@@ -168,7 +190,9 @@ def _checked_content(file: dict[str, Any], path: str | os.PathLike[str], kind: s
         raise ValueError(f"{path} is not a {kind} file of fisherfold{held}")
     seen = content["version"]
     if not isinstance(seen, int) or isinstance(seen, bool) or not 1 <= seen <= version:
-        raise ValueError(f"{path} has version {seen} of the {kind} format, at most {version} is known here")
+        raise ValueError(
+            f"{path} has version {seen} of the {kind} format, at most {version} is known here"
+        )
     for name, entry in file.items():
         if entry["dtype"] not in _DTYPES:
             raise ValueError(f"its tensor {name!r} has the type {entry['dtype']}")
@@ -179,7 +203,10 @@ def _checked_content(file: dict[str, Any], path: str | os.PathLike[str], kind: s
 
 def kind_of(path: Path) -> str | None:
     """Tell from its header what a file of tensors holds; None if it is no file of ours."""
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError), path.open("rb") as file:
+    with (
+        contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError),
+        path.open("rb") as file,
+    ):
         return str(parse_json(_header(file)["__metadata__"][HEADER])["kind"])
     return None
 
@@ -201,10 +228,25 @@ def sound(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
     try:
         yield
     except (
-        LookupError, AttributeError, TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError, SafetensorError
+        LookupError,
+        AttributeError,
+        TypeError,
+        ValueError,
+        ArithmeticError,
+        RuntimeError,
+        MemoryError,
+        SafetensorError,
     ) as error:
-        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
-        start = "" if reason.startswith(str(path)) else f"{path} is damaged or not a {kind} file of fisherfold: "
+        reason = (
+            f"it lacks {error}"
+            if isinstance(error, KeyError)
+            else str(error) or type(error).__name__
+        )
+        start = (
+            ""
+            if reason.startswith(str(path))
+            else f"{path} is damaged or not a {kind} file of fisherfold: "
+        )
         raise ValueError(start + reason) from None
 
 

@@ -36,10 +36,18 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, label: st
     rows = list(rows)
     kinds = [
         "long" if any(len(cell) > 40 for cell in texts) else "short" if texts else "number"
-        for texts in ([cell for cell in column if isinstance(cell, str)] for column in zip(*rows, strict=True))
+        for texts in (
+            [cell for cell in column if isinstance(cell, str)] for column in zip(*rows, strict=True)
+        )
     ]
-    head = "".join(f'<th scope="col" class="{kind}">{text(c)}</th>' for c, kind in zip(columns, kinds, strict=True))
-    lines = ("".join(f'<td class="{k}">{text(cell)}</td>' for cell, k in zip(row, kinds, strict=True)) for row in rows)
+    head = "".join(
+        f'<th scope="col" class="{kind}">{text(c)}</th>'
+        for c, kind in zip(columns, kinds, strict=True)
+    )
+    lines = (
+        "".join(f'<td class="{k}">{text(cell)}</td>' for cell, k in zip(row, kinds, strict=True))
+        for row in rows
+    )
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     start = f'<div class="scroll"><table aria-label="{text(label)}">'
     return f"{start}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"

@@ -35,7 +35,9 @@ def plot_calibration(values: Any, predictions: Any, std: Any, *, ax: Axes | None
     return ax
 
 
-def plot_convergence(fit: Any, *, y: str = "loss", x: str = "seconds", ax: Axes | None = None) -> Axes:
+def plot_convergence(
+    fit: Any, *, y: str = "loss", x: str = "seconds", ax: Axes | None = None
+) -> Axes:
     """Draw the trace of a run of ``minimize``, or of a fitted estimator, on a logarithmic axis where it spans decades.
 
     Args:
@@ -50,10 +52,14 @@ def plot_convergence(fit: Any, *, y: str = "loss", x: str = "seconds", ax: Axes 
     ax = _axis(ax)
     rows = [dict(row) for row in (fit.trace_ if hasattr(fit, "trace_") else fit.trace)]
     if not rows or y not in rows[0]:
-        raise ValueError(f"the trace has no column {y!r}; it has {sorted(rows[0]) if rows else 'no rows'}")
+        raise ValueError(
+            f"the trace has no column {y!r}; it has {sorted(rows[0]) if rows else 'no rows'}"
+        )
     known = all(x in row for row in rows)
     values = [float(row[y]) for row in rows]
-    ax.plot([float(row[x]) for row in rows] if known else range(len(rows)), values, "o-", markersize=3)
+    ax.plot(
+        [float(row[x]) for row in rows] if known else range(len(rows)), values, "o-", markersize=3
+    )
     ax.set(xlabel=x if known else "iteration", ylabel=y)
     if min(values) > 0 and max(values) > 20 * min(values):
         ax.set_yscale("log")
@@ -61,9 +67,13 @@ def plot_convergence(fit: Any, *, y: str = "loss", x: str = "seconds", ax: Axes 
 
 
 def plot_factors(
-    model: Any, labels: Sequence[str] | None = None, *, side: str = "columns", axes: tuple[int, int] = (0, 1),
+    model: Any,
+    labels: Sequence[str] | None = None,
+    *,
+    side: str = "columns",
+    axes: tuple[int, int] = (0, 1),
     ax: Axes | None = None,
-) -> Axes:  # fmt: skip
+) -> Axes:
     """Draw two principal axes of the factors of a completion model.
 
     Args:
@@ -79,7 +89,9 @@ def plot_factors(
     if side not in {"rows", "columns"}:
         raise ValueError(f"side must be 'rows' or 'columns', got {side!r}")
     ax = _axis(ax)
-    factors = np.asarray(model.row_factors_ if side == "rows" else model.column_factors_, dtype=float)
+    factors = np.asarray(
+        model.row_factors_ if side == "rows" else model.column_factors_, dtype=float
+    )
     if factors.shape[1] <= max(axes):
         raise ValueError(f"the model has {factors.shape[1]} factors, too few for axes {axes}")
     centred = factors - factors.mean(0)

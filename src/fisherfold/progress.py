@@ -23,7 +23,9 @@ from typing import Any
 __all__ = ["Line", "show", "track"]
 
 PATIENCE, _PAUSE = 2.0, 0.2  # seconds before anything is shown, and between two pictures
-_COUNTS = frozenset({"iteration", "round", "seconds", "samples", "products"})  # not worth the room in a line
+_COUNTS = frozenset(
+    {"iteration", "round", "seconds", "samples", "products"}
+)  # not worth the room in a line
 _asked: bool | None = None
 _display: _Display | None = None
 
@@ -80,9 +82,13 @@ class Line:
         self._first: tuple[float, float] | None = None
 
     def update(
-        self, done: float | None = None, record: Mapping[str, Any] | None = None, *, what: str | None = None,
+        self,
+        done: float | None = None,
+        record: Mapping[str, Any] | None = None,
+        *,
+        what: str | None = None,
         total: float | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Say how much is done, and figures of it."""
         self.what, self.total = what or self.what, total or self.total
         if done is not None:
@@ -91,7 +97,10 @@ class Line:
         if record is not None:
             self.record = record
             if self.verbose:
-                print("  ".join(f"{name} {value:.6g}" for name, value in record.items()), file=sys.stderr)
+                print(
+                    "  ".join(f"{name} {value:.6g}" for name, value in record.items()),
+                    file=sys.stderr,
+                )
 
     def advance(self) -> None:
         """One step more is done."""
@@ -103,12 +112,16 @@ class Line:
         if self.total is not None:
             parts.append(f"{self.done:,.0f} of {self.total:,.0f}")
         elif self.done:
-            parts.append(f"{self.done:,.0f}" + (f" of at most {self.at_most:,}" if self.at_most else ""))
+            parts.append(
+                f"{self.done:,.0f}" + (f" of at most {self.at_most:,}" if self.at_most else "")
+            )
         parts.append(_clock(now - self.began))
         if self.total is not None and self._first is not None and self.done > self._first[1]:
             pace = (now - self._first[0]) / (self.done - self._first[1])
             parts.append(f"{_clock(pace * max(0.0, self.total - self.done))} left")
-        parts += [f"{name} {value:.4g}" for name, value in self.record.items() if name not in _COUNTS]
+        parts += [
+            f"{name} {value:.4g}" for name, value in self.record.items() if name not in _COUNTS
+        ]
         return "  ".join(parts)
 
 
@@ -128,7 +141,7 @@ class _Display:
     def _run(self) -> None:
         if self._over.wait(PATIENCE):
             return
-        with contextlib.suppress(OSError), (_notebook() if _in_notebook() else _terminal()) as draw:
+        with contextlib.suppress(OSError), _notebook() if _in_notebook() else _terminal() as draw:
             draw(self.lines)
             while not self._over.wait(_PAUSE):
                 draw(self.lines)
@@ -156,9 +169,11 @@ def _terminal() -> Iterator[Callable[[list[Line]], None]]:
 
     # what is printed meanwhile goes above the lines, unless it goes into a file
     live = Live(
-        console=Console(stderr=True), auto_refresh=False, transient=True,
+        console=Console(stderr=True),
+        auto_refresh=False,
+        transient=True,
         redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
-    )  # fmt: skip
+    )
     with live:
         yield lambda lines: live.update(_drawn(lines), refresh=True)
 

@@ -12,6 +12,9 @@ _INSIDE = frozenset({"fisherfold", "torch", "contextlib", "sklearn"})
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn the caller."""
     frame, level = sys._getframe(), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
+    while (
+        frame.f_back is not None
+        and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE
+    ):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)

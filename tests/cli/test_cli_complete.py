@@ -46,7 +46,9 @@ def model(ratings, tmp_path_factory):
 
 
 def test_fit_reports_what_was_read_and_learnt(ratings, tmp_path):
-    done = CliRunner().invoke(app, ["complete", "fit", str(ratings), "-r", "1", "-o", str(tmp_path / "a model")])
+    done = CliRunner().invoke(
+        app, ["complete", "fit", str(ratings), "-r", "1", "-o", str(tmp_path / "a model")]
+    )
     assert "noise" in done.stdout
     assert f"next: fisherfold complete recommend '{tmp_path / 'a model'}' u" in done.stderr
     found = json.loads(call("fit", ratings, "--rank", 1, "-o", tmp_path / "m", "--json"))
@@ -60,13 +62,18 @@ def test_fit_is_the_estimator(ratings, model):
     frame = pl.read_csv(ratings, infer_schema=False)[:-1].with_columns(
         pl.col("rating").cast(pl.Float64), pl.col("item").cast(pl.Int64)
     )
-    direct, again = MatrixCompletion(rank=1, random_state=3).fit(frame), MatrixCompletion.load(model)
+    direct, again = (
+        MatrixCompletion(rank=1, random_state=3).fit(frame),
+        MatrixCompletion.load(model),
+    )
     np.testing.assert_allclose(again.predict(frame), direct.predict(frame), atol=1e-6)
     assert again.recommend("u3", 2).columns == ["user", "item", "prediction"]
 
 
 def test_rank_auto(ratings, tmp_path):
-    found = json.loads(call("fit", ratings, "--rank", "auto", "-o", tmp_path / "m", "--json", "--max-iter", 5))
+    found = json.loads(
+        call("fit", ratings, "--rank", "auto", "-o", tmp_path / "m", "--json", "--max-iter", 5)
+    )
     assert set(found["cv_rmse"]) == {"2", "5", "10", "20"}
     assert str(found["rank"]) == min(found["cv_rmse"], key=found["cv_rmse"].get)
 
@@ -85,18 +92,32 @@ def test_predict_adds_columns_and_finds_its_own_by_name(model, tmp_path):
     call("predict", model, out, "-o", out, "--name", "again")
     assert pl.read_csv(out).columns[-2:] == ["prediction", "again"]
     commas = call("predict", model, pairs, "--decimal", ",", "-q")
-    assert pl.read_csv(io.StringIO(commas), separator=";", decimal_comma=True)["prediction"].to_list() == pytest.approx(
-        expected.tolist()
-    )
+    assert pl.read_csv(io.StringIO(commas), separator=";", decimal_comma=True)[
+        "prediction"
+    ].to_list() == pytest.approx(expected.tolist())
 
 
 def test_predictions_go_through_pipes_whole(model, ratings):
     """60,000 pairs in and out, unbuffered; ``tables/test_writers.py`` has a slow reader."""
     lines = "".join(f"u{k % 30},{k % 20}\n" for k in range(60_000))
-    words = [sys.executable, "-m", "fisherfold", "complete", "predict", str(model), "-", "--no-header", "-q"]
+    words = [
+        sys.executable,
+        "-m",
+        "fisherfold",
+        "complete",
+        "predict",
+        str(model),
+        "-",
+        "--no-header",
+        "-q",
+    ]
     done = subprocess.run(
-        words, input=lines.encode(), capture_output=True, check=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )  # fmt: skip
+        words,
+        input=lines.encode(),
+        capture_output=True,
+        check=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
     assert done.stdout.count(b"\n") == 60_001
 
 
@@ -107,13 +128,35 @@ def test_recommend_for_some_for_all_and_for_new_rows(model, tmp_path):
     call("recommend", model, "--all", "-k", 2, "-o", tmp_path / "lists.parquet")
     assert pl.read_parquet(tmp_path / "lists.parquet").equals(estimator.recommend(k=2))
     (tmp_path / "new.csv").write_text("user,item,rating\nzoe,1,4.5\nzoe,2,1.5\ntom,3,2\n")
-    new = json.loads(call("recommend", model, "--rated", tmp_path / "new.csv", "-k", 4, "--json"))["recommendations"]
+    new = json.loads(call("recommend", model, "--rated", tmp_path / "new.csv", "-k", 4, "--json"))[
+        "recommendations"
+    ]
     assert [line["user"] for line in new] == ["zoe"] * 4 + ["tom"] * 4
     (tmp_path / "semicolons.csv").write_text("1;zoe;4,5\n2;zoe;1,5\n3;tom;2\n")
-    words = "--rated", tmp_path / "semicolons.csv", "--separator", ";", "--decimal", ",", "-c", "2,1,3", "--no-header"
+    words = (
+        "--rated",
+        tmp_path / "semicolons.csv",
+        "--separator",
+        ";",
+        "--decimal",
+        ",",
+        "-c",
+        "2,1,3",
+        "--no-header",
+    )
     assert json.loads(call("recommend", model, *words, "-k", 4, "--json"))["recommendations"] == new
     (tmp_path / "films.csv").write_text("title,item\nUp,3\nHer,4\n")
-    few = call("recommend", model, "u1", "--candidates", tmp_path / "films.csv", "--include-seen", "-o", "-", "-q")
+    few = call(
+        "recommend",
+        model,
+        "u1",
+        "--candidates",
+        tmp_path / "films.csv",
+        "--include-seen",
+        "-o",
+        "-",
+        "-q",
+    )
     assert sorted(pl.read_csv(io.StringIO(few))["item"]) == [3, 4]
     assert "Recommendations" in call("recommend", model, "u1", "--by", "upper")
     (tmp_path / "whole.csv").write_text("user,item,rating\n7,1,4\n7,2,3\n8,1,2\n")
@@ -139,7 +182,9 @@ def test_update_adds_ratings(model, tmp_path):
     assert (found["rows (user)"], found["columns (item)"]) == (31, 21)
     expected = MatrixCompletion.load(model).partial_fit([("zoe", 1), ("u1", 99)], [4.5, 1.5])
     asked = [("zoe", 3), ("u2", 99)]
-    np.testing.assert_array_equal(MatrixCompletion.load(tmp_path / "m").predict(asked), expected.predict(asked))
+    np.testing.assert_array_equal(
+        MatrixCompletion.load(tmp_path / "m").predict(asked), expected.predict(asked)
+    )
 
 
 def test_evaluate_folds_and_parts(ratings, model, tmp_path):
@@ -158,12 +203,16 @@ def test_evaluate_folds_and_parts(ratings, model, tmp_path):
     lines = ratings.read_text().splitlines()
     (tmp_path / "train.csv").write_text("\n".join(lines[:300]))
     (tmp_path / "test.csv").write_text("\n".join([lines[0], *lines[300:-1]]))
-    one = json.loads(call("evaluate", tmp_path / "train.csv", "-r", 1, "--test", tmp_path / "test.csv", "--json"))
+    one = json.loads(
+        call("evaluate", tmp_path / "train.csv", "-r", 1, "--test", tmp_path / "test.csv", "--json")
+    )
     call("fit", tmp_path / "train.csv", "-r", 1, "-o", tmp_path / "m")
     two = json.loads(call("evaluate", tmp_path / "test.csv", "--model", tmp_path / "m", "--json"))
     assert one["rmse"] == two["rmse"]
     assert "already in the fit" not in {*one, *two, *late, *last}
-    known = json.loads(call("evaluate", tmp_path / "train.csv", "--model", tmp_path / "m", "--json"))
+    known = json.loads(
+        call("evaluate", tmp_path / "train.csv", "--model", tmp_path / "m", "--json")
+    )
     assert known["already in the fit"] == 299
 
 
@@ -177,8 +226,19 @@ def films(tmp_path_factory):
         for k, (i, j) in enumerate(np.argwhere(rng.random((60, 40)) < 0.5))
     ]
     (folder / "stars.csv").write_text("\n".join(["date,user,film,stars", *lines]))
-    (folder / "genres.csv").write_text("\n".join(["film,genre", *(f"f{j},g{g}" for j, g in enumerate(genre))]))
-    words = "--likelihood", "ordered", "--column-features", folder / "genres.csv", "--time-column", "date", "-r", 2
+    (folder / "genres.csv").write_text(
+        "\n".join(["film,genre", *(f"f{j},g{g}" for j, g in enumerate(genre))])
+    )
+    words = (
+        "--likelihood",
+        "ordered",
+        "--column-features",
+        folder / "genres.csv",
+        "--time-column",
+        "date",
+        "-r",
+        2,
+    )
     call("fit", folder / "stars.csv", *words, "-o", folder / "model")
     return folder, words
 
@@ -188,7 +248,9 @@ def test_fit_takes_features_times_and_categories_and_predict_their_intervals(fil
     model, frame = MatrixCompletion.load(folder / "model"), pl.read_csv(folder / "stars.csv")
     assert model.categories_.tolist() == [1, 2, 3, 4, 5]
     asked = "--interval", 0.8, "--std", "--time-column", "date"
-    found = pl.read_csv(io.StringIO(call("predict", folder / "model", folder / "stars.csv", *asked, "-q")))
+    found = pl.read_csv(
+        io.StringIO(call("predict", folder / "model", folder / "stars.csv", *asked, "-q"))
+    )
     mean, std = model.predict(frame, return_std=True, time="date")
     low, high = model.predict_interval(frame, 0.8, time="date")
     for name, expected in {"prediction": mean, "std": std, "low": low, "high": high}.items():
@@ -198,10 +260,15 @@ def test_fit_takes_features_times_and_categories_and_predict_their_intervals(fil
 def test_features_are_read_in_the_encoding_that_is_named_and_bad_lines_are_counted(films, tmp_path):
     stars, genres = (films[0] / name for name in ("stars.csv", "genres.csv"))
     other = tmp_path / "genres.dat"
-    other.write_text(genres.read_text().replace("film,genre\n", "").replace(",g", "::gén"), encoding="latin-1")
+    other.write_text(
+        genres.read_text().replace("film,genre\n", "").replace(",g", "::gén"), encoding="latin-1"
+    )
     command = "fit", stars, "-r", 1, "-o", tmp_path / "m", "--column-features", other
     call(*command, "--encoding", "latin-1")
-    assert MatrixCompletion.load(tmp_path / "m").model_.posterior.columns.features.table.shape == (40, 3)
+    assert MatrixCompletion.load(tmp_path / "m").model_.posterior.columns.features.table.shape == (
+        40,
+        3,
+    )
     other.write_text(genres.read_text().replace("f0,", "f0,a,"))
     result = CliRunner().invoke(app, ["complete", *map(str, command)])
     assert "1 of 40 lines (2.5%) cannot be used: 1 too many fields" in str(result.exception)
@@ -210,8 +277,12 @@ def test_features_are_read_in_the_encoding_that_is_named_and_bad_lines_are_count
 
 def test_evaluate_takes_what_fit_takes(films):
     folder, words = films
-    found = json.loads(call("evaluate", folder / "stars.csv", *words, "--split", "random", "--json"))
-    plain = json.loads(call("evaluate", folder / "stars.csv", "-r", 2, "--split", "random", "--json"))
+    found = json.loads(
+        call("evaluate", folder / "stars.csv", *words, "--split", "random", "--json")
+    )
+    plain = json.loads(
+        call("evaluate", folder / "stars.csv", "-r", 2, "--split", "random", "--json")
+    )
     assert found["rmse"] < plain["rmse"]
     assert found["covered by 90 % intervals"] >= 0.85
     saved = "--model", folder / "model", "--time-column", "date"
@@ -219,13 +290,17 @@ def test_evaluate_takes_what_fit_takes(films):
     model, frame = MatrixCompletion.load(folder / "model"), pl.read_csv(folder / "stars.csv")
     low, high = model.predict_interval(frame, 0.9, time="date")
     stars = frame["stars"].to_numpy()
-    assert kept["covered by 90 % intervals"] == pytest.approx(np.mean((low <= stars) & (stars <= high)))
+    assert kept["covered by 90 % intervals"] == pytest.approx(
+        np.mean((low <= stars) & (stars <= high))
+    )
 
 
 def test_implicit_pairs_are_fitted_evaluated_and_recommended_from(films, tmp_path):
     plays = pl.read_csv(films[0] / "stars.csv").filter(pl.col("stars") > 3).select("film", "user")
     plays.write_csv(tmp_path / "plays.csv")
-    fitted = json.loads(call("fit", tmp_path / "plays.csv", "--implicit", "-r", 4, "-o", tmp_path / "m", "--json"))
+    fitted = json.loads(
+        call("fit", tmp_path / "plays.csv", "--implicit", "-r", 4, "-o", tmp_path / "m", "--json")
+    )
     assert (fitted["ratings"], fitted["columns read"]) == (len(plays), "user, film")
     metrics = {"ndcg@10", "recall@10", "coverage@10", "novelty@10"}
     how = "--implicit", "-r", 4, "--split", "random"
@@ -234,7 +309,9 @@ def test_implicit_pairs_are_fitted_evaluated_and_recommended_from(films, tmp_pat
         assert metrics <= set(found)
         assert not {"rmse", "covered by 90 % intervals"} & set(found)
     (tmp_path / "new.csv").write_text("film,user\nf1,zoe\nf2,zoe\n")
-    found = json.loads(call("recommend", tmp_path / "m", "--rated", tmp_path / "new.csv", "-k", 3, "--json"))
+    found = json.loads(
+        call("recommend", tmp_path / "m", "--rated", tmp_path / "new.csv", "-k", 3, "--json")
+    )
     assert [line["user"] for line in found["recommendations"]] == ["zoe"] * 3
 
 
@@ -250,7 +327,11 @@ def test_a_model_that_keeps_no_ratings_recommends_with_include_seen(model, tmp_p
 @pytest.mark.parametrize("name", ["fit", "update", "evaluate", "recommend"])
 def test_ids_and_values_come_from_columns_with_usual_names(ratings, model, tmp_path, name):
     """An index and times before the ids, as pandas and exports write them, are neither ids nor values."""
-    frame = pl.read_csv(ratings, infer_schema=False).select("time", pl.exclude("time")).with_row_index("")
+    frame = (
+        pl.read_csv(ratings, infer_schema=False)
+        .select("time", pl.exclude("time"))
+        .with_row_index("")
+    )
     frame.write_csv(tmp_path / "r.csv")
     words = {
         "fit": ["fit", tmp_path / "r.csv", "-r", 1, "-o", tmp_path / "m"],
@@ -274,7 +355,9 @@ def test_evaluate_holds_out_pairs_not_lines(tmp_path):
     noise = np.random.default_rng(0).normal(size=(20, 20))
     twice = [f"{i},{j},{value}" for (i, j), value in np.ndenumerate(noise)] * 2
     (tmp_path / "twice.csv").write_text("\n".join(["user,item,value", *twice]))
-    found = json.loads(call("evaluate", tmp_path / "twice.csv", "--rank", 1, "--folds", 4, "--json"))
+    found = json.loads(
+        call("evaluate", tmp_path / "twice.csv", "--rank", 1, "--folds", 4, "--json")
+    )
     assert found["merged"] == 400
     assert found["rmse"]["mean"] > 0.95 * noise.std()
 
@@ -282,29 +365,61 @@ def test_evaluate_holds_out_pairs_not_lines(tmp_path):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["fit", "{r}", "--rank", "many", "-o", "m"], "--rank must be a whole number of at least 1 or auto"),
+        (
+            ["fit", "{r}", "--rank", "many", "-o", "m"],
+            "--rank must be a whole number of at least 1 or auto",
+        ),
         (["fit", "{r}", "-o", "{r}"], "--output must be a folder"),
-        (["fit", "{r}", "-c", "user,item,stars", "-o", "m"], "has no column 'stars'; its columns are"),
-        (["fit", "{r}", "--checkpoint", "c", "-o", "m"], "--checkpoint is for fits over several processes"),
+        (
+            ["fit", "{r}", "-c", "user,item,stars", "-o", "m"],
+            "has no column 'stars'; its columns are",
+        ),
+        (
+            ["fit", "{r}", "--checkpoint", "c", "-o", "m"],
+            "--checkpoint is for fits over several processes",
+        ),
         (["fit", "absent.csv", "-o", "m"], "absent.csv"),
-        (["fit", "{r}", "--implicit", "--time-column", "time", "-o", "m"], "has no meaning for a fit with --implicit"),
-        (["fit", "{r}", "--implicit", "--likelihood", "binary", "-o", "m"], "--likelihood is for ratings and has no"),
+        (
+            ["fit", "{r}", "--implicit", "--time-column", "time", "-o", "m"],
+            "has no meaning for a fit with --implicit",
+        ),
+        (
+            ["fit", "{r}", "--implicit", "--likelihood", "binary", "-o", "m"],
+            "--likelihood is for ratings and has no",
+        ),
         (["predict", "{m}", "{r}", "--time-column", "time"], "this model was fitted without times"),
-        (["predict", "{m}", "{r}", "--interval", "90"], "--interval must lie between 0 and 1, got 90.0"),
-        (["evaluate", "{r}", "--model", "{m}", "--rank", "3"], "options of fits and splits have no meaning"),
+        (
+            ["predict", "{m}", "{r}", "--interval", "90"],
+            "--interval must lie between 0 and 1, got 90.0",
+        ),
+        (
+            ["evaluate", "{r}", "--model", "{m}", "--rank", "3"],
+            "options of fits and splits have no meaning",
+        ),
         (["predict", "absent", "{r}", "-o", "o.csv"], "there is no model folder absent"),
         (["predict", "{m}", "{r}", "-o", "o.xlsx"], "is written as CSV or Parquet"),
-        (["predict", "{m}", "{r}", "-o", "-", "--json"], "--json and --output - both write to standard output"),
-        (["recommend", "{m}", "u1", "--by", "luck"], "'luck' is not one of 'mean', 'upper', 'sample'"),
+        (
+            ["predict", "{m}", "{r}", "-o", "-", "--json"],
+            "--json and --output - both write to standard output",
+        ),
+        (
+            ["recommend", "{m}", "u1", "--by", "luck"],
+            "'luck' is not one of 'mean', 'upper', 'sample'",
+        ),
         (["similar", "{m}", "999"], "1 column id was not seen in fit, the first is '999'"),
         (["evaluate", "{r}", "--split", "time"], "--split time needs --time-column"),
-        (["evaluate", "{r}", "--split", "odd"], "'odd' is not one of 'folds', 'time', 'last', 'random'"),
+        (
+            ["evaluate", "{r}", "--split", "odd"],
+            "'odd' is not one of 'folds', 'time', 'last', 'random'",
+        ),
         (["evaluate", "{r}", "--folds", "1000"], "--folds must be at most the number of ratings"),
     ],
 )
 def test_errors_are_one_sentence(ratings, model, tmp_path, monkeypatch, capsys, args, message):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["fisherfold", "complete", *(a.format(r=ratings, m=model) for a in args)])
+    monkeypatch.setattr(
+        sys, "argv", ["fisherfold", "complete", *(a.format(r=ratings, m=model) for a in args)]
+    )
     with pytest.raises(SystemExit) as stop:
         main()
     assert stop.value.code != 0
@@ -315,8 +430,15 @@ def test_errors_are_one_sentence(ratings, model, tmp_path, monkeypatch, capsys, 
 
 
 def test_ids_are_no_markup_and_predictions_have_any_size(tmp_path):
-    lines = [f"u[bold]{i},[/b]{j},{(1 + i * j % 5) * 1e-9}" for i in range(6) for j in range(5) if (i + j) % 3]
+    lines = [
+        f"u[bold]{i},[/b]{j},{(1 + i * j % 5) * 1e-9}"
+        for i in range(6)
+        for j in range(5)
+        if (i + j) % 3
+    ]
     (tmp_path / "r[red].csv").write_text("\n".join(["user,item,rating", *lines]))
-    assert "Completed r[red].csv" in call("fit", tmp_path / "r[red].csv", "-r", 1, "-o", tmp_path / "m")
+    assert "Completed r[red].csv" in call(
+        "fit", tmp_path / "r[red].csv", "-r", 1, "-o", tmp_path / "m"
+    )
     shown = call("recommend", tmp_path / "m", "u[bold]3", "-k", 1)
     assert re.search(r"u\[bold\]3 .* \[/b\]\d .* \S+e-09 ", shown)

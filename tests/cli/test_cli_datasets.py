@@ -63,9 +63,15 @@ def test_verify_goes_through_all_sets_and_names_every_damaged_one(monkeypatch, t
     monkeypatch.setattr("fisherfold.datasets.verify", check)
     error = str(run(app, ["datasets", "verify", "letter", "mhc", "school"]).exception)
     assert checked == ["letter", "mhc", "school"]
-    assert error.startswith("2 of 3 data sets cannot be used, the others are as recorded: letter.npz cannot be read; ")
-    assert error.endswith("school.npz cannot be read; remove a file that is damaged, and fetch or copy it again")
-    assert str(run(app, ["datasets", "verify", "letter"]).exception).startswith("letter.npz cannot be read; remove")
+    assert error.startswith(
+        "2 of 3 data sets cannot be used, the others are as recorded: letter.npz cannot be read; "
+    )
+    assert error.endswith(
+        "school.npz cannot be read; remove a file that is damaged, and fetch or copy it again"
+    )
+    assert str(run(app, ["datasets", "verify", "letter"]).exception).startswith(
+        "letter.npz cannot be read; remove"
+    )
 
 
 def test_info_of_the_installation():

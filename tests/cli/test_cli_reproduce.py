@@ -21,7 +21,9 @@ def folder(tmp_path, monkeypatch):
     x = g.integers(0, 3, (96, 28)).astype(np.uint8)
     y = g.integers(1, 70, 96).astype(np.uint8)
     splits = {"train_idx": np.zeros((10, 2), np.uint16), "train_fold": np.ones((10, 2), np.uint8)}
-    np.savez(tmp_path / "school.npz", x=x, y=y, task_start=np.arange(0, 96, 12, dtype=np.int32), **splits)
+    np.savez(
+        tmp_path / "school.npz", x=x, y=y, task_start=np.arange(0, 96, 12, dtype=np.int32), **splits
+    )
     monkeypatch.setenv("FISHERFOLD_DATA", str(tmp_path))
     return tmp_path
 

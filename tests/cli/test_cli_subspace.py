@@ -32,7 +32,9 @@ def table(tmp_path):
     X = g.normal(size=(200, 3))
     slope = np.repeat(g.normal(size=10), 20)
     y = X[:, 0] * slope + X[:, 1] + 0.1 * g.normal(size=200)
-    frame = pl.DataFrame({"school": school, "age": X[:, 0], "size": X[:, 1], "noise": X[:, 2], "y": y})
+    frame = pl.DataFrame(
+        {"school": school, "age": X[:, 0], "size": X[:, 1], "noise": X[:, 2], "y": y}
+    )
     order = g.permutation(200)
     train, test = frame[order[:150]], frame[order[150:]]
     train.write_csv(tmp_path / "train.csv")
@@ -42,17 +44,25 @@ def table(tmp_path):
 
 def test_the_index_of_a_data_frame_is_no_feature(table):
     folder, train, _ = table
-    frame, columns = train.to_pandas().sample(frac=0.9, random_state=0), ("--target", "y", "--task", "school")
+    frame, columns = (
+        train.to_pandas().sample(frac=0.9, random_state=0),
+        ("--target", "y", "--task", "school"),
+    )
     frame.to_csv(folder / "index.csv")
     frame.to_parquet(folder / "index.parquet")
     for name, column in (("index.csv", "column_1"), ("index.parquet", "__index_level_0__")):
         result = run("fit", folder / name, *columns, "-o", folder / "model")
         assert f"the column {column} is the index of a data frame" in str(result.exception)
-        named = answer("fit", folder / name, *columns, "--features", f"{column},age", "-o", folder / "model")
+        named = answer(
+            "fit", folder / name, *columns, "--features", f"{column},age", "-o", folder / "model"
+        )
         assert named["features"] == 2
     numbered = train.drop("school").rename({"age": "column_1", "size": "column_2"})
     numbered.write_csv(folder / "numbered.csv")
-    assert answer("fit", folder / "numbered.csv", "--target", "y", "-o", folder / "model")["features"] == 3
+    assert (
+        answer("fit", folder / "numbered.csv", "--target", "y", "-o", folder / "model")["features"]
+        == 3
+    )
 
 
 def test_fit_predict_evaluate(table):
@@ -66,18 +76,34 @@ def test_fit_predict_evaluate(table):
     out = pl.read_csv(folder / "out.csv")
     assert out.columns == [*test.columns, "y_predicted", "y_std"]
     names = ["age", "size", "noise"]
-    model = SubspaceRegressor(rank=2, random_state=0).fit(train[names], train["y"], task=train["school"].to_numpy())
+    model = SubspaceRegressor(rank=2, random_state=0).fit(
+        train[names], train["y"], task=train["school"].to_numpy()
+    )
     values, deviations = model.predict(test[names], task=test["school"].to_numpy(), return_std=True)
     np.testing.assert_allclose(out["y_predicted"].to_numpy(), values, rtol=1e-9)
     np.testing.assert_allclose(out["y_std"].to_numpy(), deviations, rtol=1e-9)
     errors = answer("evaluate", folder / "model", folder / "test.csv")
-    assert errors["rmse"] == pytest.approx(float(np.sqrt(np.mean((values - test["y"].to_numpy()) ** 2))))
+    assert errors["rmse"] == pytest.approx(
+        float(np.sqrt(np.mean((values - test["y"].to_numpy()) ** 2)))
+    )
     nmse = model.nmse(test[names], test["y"].to_numpy(), task=test["school"].to_numpy())
     assert errors["nmse"] == pytest.approx(nmse)
     printed = run("predict", folder / "model", folder / "test.csv", "-o", "-", "--decimal", ".")
-    np.testing.assert_allclose(pl.read_csv(printed.stdout_bytes)["y_predicted"].to_numpy(), values, rtol=1e-9)
-    run("predict", folder / "model", folder / "test.csv", "-o", folder / "out.parquet", "--decimal", ".")
-    np.testing.assert_allclose(pl.read_parquet(folder / "out.parquet")["y_predicted"].to_numpy(), values, rtol=1e-9)
+    np.testing.assert_allclose(
+        pl.read_csv(printed.stdout_bytes)["y_predicted"].to_numpy(), values, rtol=1e-9
+    )
+    run(
+        "predict",
+        folder / "model",
+        folder / "test.csv",
+        "-o",
+        folder / "out.parquet",
+        "--decimal",
+        ".",
+    )
+    np.testing.assert_allclose(
+        pl.read_parquet(folder / "out.parquet")["y_predicted"].to_numpy(), values, rtol=1e-9
+    )
     refused = run("predict", folder / "model", folder / "test.csv", "-o", folder / "out.xlsx")
     assert "--output is written as CSV or Parquet" in str(refused.exception)
 
@@ -85,23 +111,50 @@ def test_fit_predict_evaluate(table):
 def test_decimal_commas(table):
     folder, train, test = table
     for name, frame in (("train", train), ("test", test)):
-        text = frame.with_columns(pl.exclude("school").cast(pl.String).str.replace(".", ",", literal=True))
+        text = frame.with_columns(
+            pl.exclude("school").cast(pl.String).str.replace(".", ",", literal=True)
+        )
         text.write_csv(folder / f"{name}_commas.csv", separator=";")
     columns, found = ("--target", "y", "--task", "school"), []
     for kind, mark in (("", "."), ("_commas", ",")):
         options = ("--decimal", mark)
-        answer("fit", folder / f"train{kind}.csv", *columns, *options, "--rank", 2, "-o", folder / "model")
+        answer(
+            "fit",
+            folder / f"train{kind}.csv",
+            *columns,
+            *options,
+            "--rank",
+            2,
+            "-o",
+            folder / "model",
+        )
         found.append(answer("evaluate", folder / "model", folder / f"test{kind}.csv", *options))
-        answer("predict", folder / "model", folder / f"test{kind}.csv", *options, "-o", folder / f"out{kind}.csv")
+        answer(
+            "predict",
+            folder / "model",
+            folder / f"test{kind}.csv",
+            *options,
+            "-o",
+            folder / f"out{kind}.csv",
+        )
     assert found[0] == found[1]
-    assert "," in pl.read_csv(folder / "out_commas.csv", separator=";", infer_schema=False)["y_predicted"][0]
+    assert (
+        ","
+        in pl.read_csv(folder / "out_commas.csv", separator=";", infer_schema=False)["y_predicted"][
+            0
+        ]
+    )
     mixed = run("evaluate", folder / "model", folder / "test_commas.csv")
-    assert re.search(r"column 'age' is '-?\d,\d+', a number is expected in data line 1", str(mixed.exception))
+    assert re.search(
+        r"column 'age' is '-?\d,\d+', a number is expected in data line 1", str(mixed.exception)
+    )
 
 
 def test_tables_for_people(table):
     folder, _, _ = table
-    fitted = run("fit", folder / "train.csv", "--target", "y", "--task", "school", "-o", folder / "model")
+    fitted = run(
+        "fit", folder / "train.csv", "--target", "y", "--task", "school", "-o", folder / "model"
+    )
     assert fitted.exit_code == 0
     assert "tasks" in fitted.stdout
     shown = run("evaluate", folder / "model", folder / "test.csv")
@@ -111,10 +164,23 @@ def test_tables_for_people(table):
 def test_classes(table):
     folder, train, test = table
     for name, frame in (("ctrain.csv", train), ("ctest.csv", test)):
-        label = pl.when(pl.col("age") > 0).then(pl.lit("tall")).otherwise(pl.lit("short")).alias("class")
+        label = (
+            pl.when(pl.col("age") > 0)
+            .then(pl.lit("tall"))
+            .otherwise(pl.lit("short"))
+            .alias("class")
+        )
         frame.with_columns(label).drop("y").write_csv(folder / name)
     facts = answer(
-        "fit", folder / "ctrain.csv", "--target", "class", "--task", "school", "--classify", "-o", folder / "model"
+        "fit",
+        folder / "ctrain.csv",
+        "--target",
+        "class",
+        "--task",
+        "school",
+        "--classify",
+        "-o",
+        folder / "model",
     )
     assert facts["training accuracy"] > 0.9
     assert answer("evaluate", folder / "model", folder / "ctest.csv")["accuracy"] > 0.85
@@ -125,7 +191,9 @@ def test_classes(table):
 def test_tasks_and_classes_are_known_by_their_text(table):
     """A column of 1, 2 and 3A is text; what is left of it in another file, 1 and 2, are numbers."""
     folder, train, _ = table
-    named = pl.col("school").replace_strict({f"s{i}": "3A" if i > 1 else str(i + 1) for i in range(10)})
+    named = pl.col("school").replace_strict(
+        {f"s{i}": "3A" if i > 1 else str(i + 1) for i in range(10)}
+    )
     label = pl.when(pl.col("age") > 0).then(pl.lit("1")).otherwise(pl.lit("none")).alias("class")
     train = train.with_columns(named, label)
     train.write_csv(folder / "all.csv")
@@ -133,10 +201,22 @@ def test_tasks_and_classes_are_known_by_their_text(table):
     some.write_csv(folder / "some.csv")
     columns = ("--task", "school", "--features", "age,size", "-o", folder / "model")
     answer("fit", folder / "all.csv", "--target", "y", *columns)
-    answer("predict", folder / "model", folder / "some.csv", "-o", folder / "out.csv", "--unseen", "mean")
-    model = SubspaceRegressor(random_state=0).fit(train[["age", "size"]], train["y"], task=train["school"].to_list())
+    answer(
+        "predict",
+        folder / "model",
+        folder / "some.csv",
+        "-o",
+        folder / "out.csv",
+        "--unseen",
+        "mean",
+    )
+    model = SubspaceRegressor(random_state=0).fit(
+        train[["age", "size"]], train["y"], task=train["school"].to_list()
+    )
     expected = model.predict(some[["age", "size"]], task=some["school"].to_list())
-    np.testing.assert_allclose(pl.read_csv(folder / "out.csv")["y_predicted"].to_numpy(), expected, rtol=1e-9)
+    np.testing.assert_allclose(
+        pl.read_csv(folder / "out.csv")["y_predicted"].to_numpy(), expected, rtol=1e-9
+    )
     assert answer("evaluate", folder / "model", folder / "some.csv")["tasks"] == 2
     answer("fit", folder / "all.csv", "--target", "class", "--classify", *columns)
     assert answer("evaluate", folder / "model", folder / "some.csv")["accuracy"] > 0.8
@@ -144,7 +224,16 @@ def test_tasks_and_classes_are_known_by_their_text(table):
 
 def test_features_can_be_named_and_tasks_left_out(table):
     folder, train, _ = table
-    facts = answer("fit", folder / "train.csv", "--target", "y", "--features", "age, size", "-o", folder / "model")
+    facts = answer(
+        "fit",
+        folder / "train.csv",
+        "--target",
+        "y",
+        "--features",
+        "age, size",
+        "-o",
+        folder / "model",
+    )
     assert facts["features"] == 2
     assert facts["tasks"] == 1
     assert answer("evaluate", folder / "model", folder / "train.csv")["rows"] == len(train)
@@ -153,16 +242,40 @@ def test_features_can_be_named_and_tasks_left_out(table):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--target", "z", "--task", "school"], "--target z: there is no such column; the columns are school, age"),
+        (
+            ["--target", "z", "--task", "school"],
+            "--target z: there is no such column; the columns are school, age",
+        ),
         (["--target", "y", "--task", "town"], "--task town: there is no such column"),
-        (["--target", "y", "--features", "age,weight"], "--features weight: there is no such column"),
-        (["--target", "y"], "column 'school' is 's.', a number is expected in data line 1; does it name the tasks"),
-        (["--target", "school", "--task", "y"], "column 'school' is 's.', a number is .*fit with --classify"),
-        (["--target", "y", "--task", "school", "--rank", "9"], "rank must be an integer from 1 to 4"),
-        (["--target", "y", "--classify", "--inference", "point"], "--inference is for regressions, got 'point'"),
+        (
+            ["--target", "y", "--features", "age,weight"],
+            "--features weight: there is no such column",
+        ),
+        (
+            ["--target", "y"],
+            "column 'school' is 's.', a number is expected in data line 1; does it name the tasks",
+        ),
+        (
+            ["--target", "school", "--task", "y"],
+            "column 'school' is 's.', a number is .*fit with --classify",
+        ),
+        (
+            ["--target", "y", "--task", "school", "--rank", "9"],
+            "rank must be an integer from 1 to 4",
+        ),
+        (
+            ["--target", "y", "--classify", "--inference", "point"],
+            "--inference is for regressions, got 'point'",
+        ),
         (["--target", "y", "--task", "y"], "--target and --task must be two columns, both are y"),
-        (["--target", "y", "--features", "age,y"], "name each column once, and not the target, got age, y"),
-        (["--target", "y", "--features", "age,age"], "name each column once, and not the target, got age, age"),
+        (
+            ["--target", "y", "--features", "age,y"],
+            "name each column once, and not the target, got age, y",
+        ),
+        (
+            ["--target", "y", "--features", "age,age"],
+            "name each column once, and not the target, got age, age",
+        ),
     ],
 )
 def test_bad_options_are_named(table, options, message):
@@ -179,11 +292,16 @@ def test_bad_cells_are_named(table):
 
     def refused(new, message):
         (folder / "bad.csv").write_text("\n".join([*lines[:3], ",".join(new), *lines[4:]]))
-        result = run("fit", folder / "bad.csv", "--target", "y", "--task", "school", "-o", folder / "model")
+        result = run(
+            "fit", folder / "bad.csv", "--target", "y", "--task", "school", "-o", folder / "model"
+        )
         assert isinstance(result.exception, ValueError)
         assert message in str(result.exception)
 
-    refused([cells[0], "blue", *cells[2:]], "column 'age' is 'blue', a number is expected in data line 3")
+    refused(
+        [cells[0], "blue", *cells[2:]],
+        "column 'age' is 'blue', a number is expected in data line 3",
+    )
     refused([cells[0], "", *cells[2:]], "column 'age' is missing in data line 3")
     refused(["", *cells[1:]], "the id in column 'school' is missing in data line 3")
     refused([*cells[:4], "inf"], "column 'y' is 'inf', a number is expected in data line 3")
@@ -195,16 +313,28 @@ def test_unseen_tasks_and_folders_that_are_no_models(table):
     test.with_columns(school=pl.lit("elsewhere")).write_csv(folder / "new.csv")
     result = run("predict", folder / "model", folder / "new.csv", "-o", folder / "out.csv")
     assert "1 task(s) not seen in fit: 'elsewhere'" in str(result.exception)
-    answer("predict", folder / "model", folder / "new.csv", "-o", folder / "out.csv", "--unseen", "mean")
+    answer(
+        "predict",
+        folder / "model",
+        folder / "new.csv",
+        "-o",
+        folder / "out.csv",
+        "--unseen",
+        "mean",
+    )
     test.drop("age").write_csv(folder / "narrow.csv")
     result = run("predict", folder / "model", folder / "narrow.csv", "-o", folder / "out.csv")
     assert "the columns age are missing" in str(result.exception)
     result = run("evaluate", folder / "none", folder / "test.csv")
     assert isinstance(result.exception, FileNotFoundError)
     (folder / "empty").mkdir()
-    assert "there is no model in the folder" in str(run("evaluate", folder / "empty", folder / "test.csv").exception)
+    assert "there is no model in the folder" in str(
+        run("evaluate", folder / "empty", folder / "test.csv").exception
+    )
     SubspaceRegressor(1).fit([[0.0], [1.0], [2.0]], [0.0, 1.0, 2.5]).save(folder / "own")
-    assert "does not name its columns" in str(run("evaluate", folder / "own", folder / "test.csv").exception)
+    assert "does not name its columns" in str(
+        run("evaluate", folder / "own", folder / "test.csv").exception
+    )
     result = run("fit", folder / "none.csv", "--target", "y", "-o", folder / "model")
     assert "there is no file" in str(result.exception)
 
@@ -222,8 +352,12 @@ def test_a_model_of_another_kind_is_not_replaced(table, monkeypatch):
     monkeypatch.setattr(MatrixCompletion, "fit", None)
     for held, model in (("tasks", other), ("ratings", own)):
         command = "subspace" if model is own else "complete"
-        options = (folder / "train.csv", *columns) if command == "subspace" else (folder / "ratings.csv",)
-        result = CliRunner().invoke(app, [command, "fit", *map(str, options), "-o", str(folder / held)])
+        options = (
+            (folder / "train.csv", *columns) if command == "subspace" else (folder / "ratings.csv",)
+        )
+        result = CliRunner().invoke(
+            app, [command, "fit", *map(str, options), "-o", str(folder / held)]
+        )
         kinds = {"tasks": "subspace", "ratings": "completion"}
         assert f"it holds a {kinds[held]} model" in str(result.exception)
         with pytest.raises(FileExistsError, match=f"holds a {kinds[held]} model"):
@@ -269,7 +403,17 @@ def test_classes_of_another_table_are_named(table):
     for name, frame, high in (("train", train, "yes"), ("test", test, "perhaps")):
         label = pl.when(pl.col("y") > 0).then(pl.lit(high)).otherwise(pl.lit("no"))
         frame.with_columns(label.alias("y")).write_csv(folder / f"{name}.csv")
-    answer("fit", folder / "train.csv", "--target", "y", "--task", "school", "--classify", "-o", folder / "model")
+    answer(
+        "fit",
+        folder / "train.csv",
+        "--target",
+        "y",
+        "--task",
+        "school",
+        "--classify",
+        "-o",
+        folder / "model",
+    )
     refused = run("evaluate", folder / "model", folder / "test.csv")
     assert "column 'y' holds perhaps; the classes are no, yes" in str(refused.exception)
 

@@ -27,7 +27,9 @@ def tables(tmp_path_factory):
     folder, rng = tmp_path_factory.mktemp("tables"), np.random.default_rng(0)
     lines = [f"u{rng.integers(12)},{rng.integers(9)},{rng.normal():.4f}" for _ in range(120)]
     (folder / "ratings.csv").write_text("\n".join(["user,item,rating", *lines]) + "\n")
-    lines = [f"s{k % 6},{rng.normal():.4f},{rng.normal():.4f},{rng.normal():.4f}" for k in range(90)]
+    lines = [
+        f"s{k % 6},{rng.normal():.4f},{rng.normal():.4f},{rng.normal():.4f}" for k in range(90)
+    ]
     (folder / "pupils.csv").write_text("\n".join(["school,a,b,score", *lines]) + "\n")
     return folder
 
@@ -49,7 +51,12 @@ def run(*words, content=None):
     ("name", "options", "given"),
     [
         ("ratings.csv", ("complete", "fit", "-r", 2), "-"),
-        pytest.param("pupils.csv", ("subspace", "fit", "--target=score", "--task=school"), "/dev/stdin", marks=POSIX),
+        pytest.param(
+            "pupils.csv",
+            ("subspace", "fit", "--target=score", "--task=school"),
+            "/dev/stdin",
+            marks=POSIX,
+        ),
     ],
 )
 def test_a_pipe_gives_what_the_file_gives(tables, tmp_path, name, options, given):
@@ -68,8 +75,14 @@ def test_a_pipe_gives_what_the_file_gives(tables, tmp_path, name, options, given
     ("content", "message"),
     [
         (b"", "standard input is empty"),
-        (gzip.compress(b"0" * 2**22, mtime=0), "standard input takes more than 1,048,576 bytes unpacked"),
-        (b"u,i,r\n1,2,x\n", "standard input: 1 of 1 lines (100.0%) cannot be used: 1 value is not a number"),
+        (
+            gzip.compress(b"0" * 2**22, mtime=0),
+            "standard input takes more than 1,048,576 bytes unpacked",
+        ),
+        (
+            b"u,i,r\n1,2,x\n",
+            "standard input: 1 of 1 lines (100.0%) cannot be used: 1 value is not a number",
+        ),
     ],
 )
 def test_streams_without_a_table_are_rejected(tmp_path, content, message):
@@ -85,7 +98,10 @@ def test_standard_input_and_output_are_for_tables_alone(tables, tmp_path):
         (("complete", "recommend", "-", "u1"), "the model must be a folder, got -"),
         (("subspace", "evaluate", "-", "-"), "the model must be a folder, got -"),
         (("complete", "fit", "-", "-o", "-"), "--output of a model must be a folder, got -"),
-        (("complete", "fit", "-", "-o", tmp_path / "m", "--checkpoint", "-"), "--checkpoint must be a file, got -"),
+        (
+            ("complete", "fit", "-", "-o", tmp_path / "m", "--checkpoint", "-"),
+            "--checkpoint must be a file, got -",
+        ),
     ):
         assert what in run(*words, content=text)
 

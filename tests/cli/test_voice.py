@@ -77,7 +77,11 @@ def test_the_help_of_a_command_is_whole_in_a_terminal_of_100_columns(path):
     assert "…" not in shown.stdout
     assert "<bool>" not in shown.stdout
     for parameter in COMMANDS[path].params:
-        assert [option for option in parameter.opts if option.startswith("-") and option not in shown.stdout] == []
+        assert [
+            option
+            for option in parameter.opts
+            if option.startswith("-") and option not in shown.stdout
+        ] == []
 
 
 @pytest.fixture
@@ -168,14 +172,19 @@ def test_a_warning_is_one_sentence_without_code(probe):
 
 
 def test_errors_cannot_speak_to_the_terminal(probe):
-    assert probe(fail(ValueError("column \x1b[31m\x07x")))[2].splitlines()[0] == "error: column ?[31m?x"
+    assert (
+        probe(fail(ValueError("column \x1b[31m\x07x")))[2].splitlines()[0]
+        == "error: column ?[31m?x"
+    )
 
 
 def test_results_and_remarks_cannot_speak_to_the_terminal(probe):
     def work(voice):
         voice.remark("\x1b[31mred")
         voice.answer({}, "caf\udce9\x1b[2J")
-        voice.result("\x1b]0;title", {"\x1b[1mname": "\x07bell", "list": ["a\x1b"], "kept": "\xa0é"})
+        voice.result(
+            "\x1b]0;title", {"\x1b[1mname": "\x07bell", "list": ["a\x1b"], "kept": "\xa0é"}
+        )
 
     code, out, err = probe(work)
     assert (code, err) == (0, "?[31mred\n")
@@ -237,7 +246,9 @@ def test_results_go_to_standard_output_and_remarks_to_standard_error(probe):
 
 
 def test_json_has_no_nan(probe):
-    _, out, _ = probe(lambda voice: voice.result("x", {"a": float("nan"), "b": (1.0, float("inf"))}), "--json")
+    _, out, _ = probe(
+        lambda voice: voice.result("x", {"a": float("nan"), "b": (1.0, float("inf"))}), "--json"
+    )
     assert json.loads(out) == {"a": None, "b": [1.0, None]}
 
 
@@ -267,7 +278,9 @@ def test_the_hint_names_the_command(probe):
 
 
 def test_debug_shows_the_trace(monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "argv", ["fisherfold", "complete", "recommend", str(tmp_path / "no"), "1", "--debug"])
+    monkeypatch.setattr(
+        sys, "argv", ["fisherfold", "complete", "recommend", str(tmp_path / "no"), "1", "--debug"]
+    )
     with pytest.raises(FileNotFoundError, match="there is no model folder"):
         main()
 
@@ -277,7 +290,11 @@ def test_an_interrupt_says_how_to_go_on(probe):
         voice.resume = "what was finished is kept. To go on:\n  fisherfold probe"
         raise KeyboardInterrupt
 
-    assert probe(work) == (130, "", "stopped; what was finished is kept. To go on:\n  fisherfold probe\n")
+    assert probe(work) == (
+        130,
+        "",
+        "stopped; what was finished is kept. To go on:\n  fisherfold probe\n",
+    )
     code, _, err = probe(fail(KeyboardInterrupt()), "--quiet")
     assert (code, err) == (130, "stopped; no file was changed; the same command starts again\n")
 
@@ -323,7 +340,9 @@ def test_an_interrupt_before_a_command_is_under_way_is_no_refusal(monkeypatch, c
 @pytest.mark.parametrize("delay", [0.03, 0.1, 0.3, 1.0])
 def test_an_interrupt_at_the_start_shows_no_trace(delay):
     words = [sys.executable, "-m", "fisherfold", "datasets", "verify"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         time.sleep(delay)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate()
@@ -348,7 +367,11 @@ def test_quiet_and_verbose_exclude_each_other(probe):
 )
 def test_the_shell_completes_commands_and_values(words, offered):
     line = " ".join(["fisherfold", *words])
-    environment = {"_FISHERFOLD_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words))}
+    environment = {
+        "_FISHERFOLD_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(words)),
+    }
     shown = CliRunner().invoke(app, [], env=environment, prog_name="fisherfold")
     assert set(shown.stdout.split()) == offered
 
@@ -358,10 +381,12 @@ def school(tmp_path, monkeypatch):
     """A data folder with a school set of 8 small tasks."""
     g = np.random.default_rng(0)
     arrays = {
-        "x": g.integers(0, 3, (96, 28)).astype(np.uint8), "y": g.integers(1, 70, 96).astype(np.uint8),
+        "x": g.integers(0, 3, (96, 28)).astype(np.uint8),
+        "y": g.integers(1, 70, 96).astype(np.uint8),
         "task_start": np.arange(0, 96, 12, dtype=np.int32),
-        "train_idx": np.zeros((10, 2), np.uint16), "train_fold": np.ones((10, 2), np.uint8),
-    }  # fmt: skip
+        "train_idx": np.zeros((10, 2), np.uint16),
+        "train_fold": np.ones((10, 2), np.uint8),
+    }
     (tmp_path / "data").mkdir()
     np.savez(tmp_path / "data" / "school.npz", **arrays)
     monkeypatch.setenv("FISHERFOLD_DATA", str(tmp_path / "data"))
@@ -376,7 +401,9 @@ def workplace(school, monkeypatch):
     g = np.random.default_rng(0)
     monkeypatch.chdir(school)
     monkeypatch.setenv("FISHERFOLD_CACHE", str(school / "cache"))
-    ratings = [f"u{i},{j},{g.normal():.3f}" for i in range(12) for j in range(8) if g.random() < 0.8]
+    ratings = [
+        f"u{i},{j},{g.normal():.3f}" for i in range(12) for j in range(8) if g.random() < 0.8
+    ]
     Path("ratings.csv").write_text("\n".join(["user,item,rating", *ratings]), encoding="utf-8")
     rows = [f"{'ab'[i % 2]},{x:.3f},{x * (1 + i % 2):.3f}" for i, x in enumerate(g.normal(size=40))]
     Path("tasks.csv").write_text("\n".join(["task,x,y", *rows]), encoding="utf-8")

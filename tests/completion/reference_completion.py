@@ -16,7 +16,13 @@ from fisherfold.completion.ratings import Ratings
 
 
 def low_rank(
-    n: int, m: int, rank: int, share: float, noise: float, seed: int, dtype: torch.dtype = torch.float64
+    n: int,
+    m: int,
+    rank: int,
+    share: float,
+    noise: float,
+    seed: int,
+    dtype: torch.dtype = torch.float64,
 ) -> tuple[Ratings, npt.NDArray[np.float64]]:
     """A table with offsets, its observed part as ratings, and the truth."""
     rng = np.random.default_rng(seed)
@@ -75,7 +81,12 @@ def expected_square(side: Side, given: Side, i: int, j: int, x: float) -> float:
 
 def evidence_lower_bound(posterior: CompletionPosterior, ratings: Ratings) -> float:
     """The bound per rating, term by term; without rated-set effects."""
-    rows, columns, tau, nu = posterior.rows, posterior.columns, posterior.noise_precision, posterior.weight_strength
+    rows, columns, tau, nu = (
+        posterior.rows,
+        posterior.columns,
+        posterior.noise_precision,
+        posterior.weight_strength,
+    )
     logs, total = [], 0.0
     for side in (rows, columns):
         q_gamma = Gamma(nu / 2 + side.counts.double() / 2, nu / 2 + side.shortfall.double() / 2)
@@ -86,7 +97,9 @@ def evidence_lower_bound(posterior: CompletionPosterior, ratings: Ratings) -> fl
         for i in range(len(side.mean)):
             total -= float(kl_divergence(MultivariateNormal(*member(side, i)), prior))
         k = side.precision
-        total += 0.5 * PRIOR_ROWS * float(torch.logdet(k) - (k.diagonal() * side.start_variance).sum())
+        total += (
+            0.5 * PRIOR_ROWS * float(torch.logdet(k) - (k.diagonal() * side.start_variance).sum())
+        )
     for i, j, x in zip(*(t.tolist() for t in ratings.entries()), strict=True):
         weight = tau * float(rows.weight[i]) * float(columns.weight[j])
         total += 0.5 * float(math.log(tau / (2 * math.pi)) + logs[0][i] + logs[1][j])

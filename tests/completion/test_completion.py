@@ -53,7 +53,9 @@ CASES = [(0.0, "column"), (0.3, "column"), (0.1, "count")]
 @pytest.mark.parametrize("batch", [None, [4, 0, 4]])
 def test_loss_and_gradient_equal_the_loop(ridge, weighting, orientation, batch):
     ratings, values = table()
-    problem = CompletionProblem(ratings, RANK, ridge=ridge, ridge_weighting=weighting, orientation=orientation)
+    problem = CompletionProblem(
+        ratings, RANK, ridge=ridge, ridge_weighting=weighting, orientation=orientation
+    )
     values = values.T if orientation == "columns" else values
     chosen = values if batch is None else values[:, batch]
     columns = None if batch is None else torch.tensor(batch)
@@ -74,7 +76,9 @@ def test_loss_and_gradient_equal_the_loop(ridge, weighting, orientation, batch):
 @pytest.mark.parametrize("batch", [None, [4, 0]])
 def test_exact_fisher_is_the_jacobian_form(ridge, weighting, batch):
     ratings, values = table()
-    problem = CompletionProblem(ratings, RANK, ridge=ridge, ridge_weighting=weighting, orientation="rows")
+    problem = CompletionProblem(
+        ratings, RANK, ridge=ridge, ridge_weighting=weighting, orientation="rows"
+    )
     chosen = values if batch is None else values[:, batch]
     x = frame_of(problem)
     jacobian = torch.func.jacrev(residuals)(x, chosen, ridges(chosen, ridge, weighting)).flatten(1)
@@ -89,7 +93,9 @@ def test_exact_fisher_is_the_jacobian_form(ridge, weighting, batch):
 def test_observed_information_is_the_riemannian_hessian(ridge, weighting):
     """Against the second difference of the loss along geodesics, and symmetric."""
     ratings, _ = table()
-    problem = CompletionProblem(ratings, RANK, ridge=ridge, ridge_weighting=weighting, orientation="rows")
+    problem = CompletionProblem(
+        ratings, RANK, ridge=ridge, ridge_weighting=weighting, orientation="rows"
+    )
     manifold, x = problem.manifold, frame_of(problem)
     matrix = problem.fisher(x, kind="observed").dense()
     torch.testing.assert_close(matrix, matrix.T, rtol=0, atol=1e-12)
@@ -106,12 +112,21 @@ def test_the_observed_information_converges_quadratically_on_noisy_data():
     ratings, _ = table(rows=40, columns=30, density=0.7)
     problem = CompletionProblem(ratings, RANK)
     near = minimize(
-        problem, problem.spectral_start(), "rngd", fisher="row-block", max_iter=300, stop=GradientNorm(1e-3)
+        problem,
+        problem.spectral_start(),
+        "rngd",
+        fisher="row-block",
+        max_iter=300,
+        stop=GradientNorm(1e-3),
     )
     options = {"sigma": 1e-8, "sigma_min": 1e-14, "forcing": 1e-3}
-    newton = minimize(problem, near.x, "rngd", fisher="observed", max_iter=8, stop=GradientNorm(1e-11), **options)
+    newton = minimize(
+        problem, near.x, "rngd", fisher="observed", max_iter=8, stop=GradientNorm(1e-11), **options
+    )
     assert newton.status == "converged"
-    expected = minimize(problem, near.x, "rngd", fisher="exact", max_iter=8, stop=GradientNorm(1e-11), **options)
+    expected = minimize(
+        problem, near.x, "rngd", fisher="exact", max_iter=8, stop=GradientNorm(1e-11), **options
+    )
     assert expected.trace["gradient_norm"][-1] > 1e3 * newton.trace["gradient_norm"][-1]
 
 
@@ -137,8 +152,12 @@ def test_gauss_newton_drops_the_residual_term():
         image = h[seen] @ a
         expected[seen] += torch.outer(image - rows @ inverse @ (rows.T @ image), a) / N_COLUMNS
         extra[seen] += torch.outer(r, r) @ h[seen] @ inverse / N_COLUMNS
-    torch.testing.assert_close(problem.fisher(x, kind="gauss-newton") @ h, expected, rtol=0, atol=1e-13)
-    torch.testing.assert_close(problem.fisher(x, kind="exact") @ h, expected + extra, rtol=0, atol=1e-13)
+    torch.testing.assert_close(
+        problem.fisher(x, kind="gauss-newton") @ h, expected, rtol=0, atol=1e-13
+    )
+    torch.testing.assert_close(
+        problem.fisher(x, kind="exact") @ h, expected + extra, rtol=0, atol=1e-13
+    )
 
 
 def test_the_efficient_form_is_the_expected_hessian():
@@ -153,7 +172,9 @@ def test_the_efficient_form_is_the_expected_hessian():
     draws = {kind: [] for kind in kinds}
     noise = 0.3 * torch.randn(600, len(clean), generator=generator, dtype=torch.float64)
     for each in noise:
-        problem = CompletionProblem(Ratings(*seen, clean + each, shape=(20, 8)), 2, orientation="rows")
+        problem = CompletionProblem(
+            Ratings(*seen, clean + each, shape=(20, 8)), 2, orientation="rows"
+        )
         if not draws["exact"]:
             h = problem.manifold.random_tangent(frame, generator=generator)
             silent = CompletionProblem(Ratings(*seen, clean, shape=(20, 8)), 2, orientation="rows")
@@ -161,12 +182,17 @@ def test_the_efficient_form_is_the_expected_hessian():
         for kind in kinds:
             draws[kind].append(float((h * problem.fisher(frame, kind=kind)._matvec(h)).sum()))
     means = {kind: torch.tensor(v, dtype=torch.float64).mean().item() for kind, v in draws.items()}
-    errors = {kind: torch.tensor(v, dtype=torch.float64).std().item() / 600**0.5 for kind, v in draws.items()}
+    errors = {
+        kind: torch.tensor(v, dtype=torch.float64).std().item() / 600**0.5
+        for kind, v in draws.items()
+    }
     for kind in ("efficient", "observed"):
         assert abs(means[kind] - expected) < 4 * errors[kind]
     bias = means["gauss-newton"] - expected
     assert bias > 10 * errors["gauss-newton"]
-    assert abs(means["exact"] - expected - 2 * bias) < 4 * (errors["exact"] + 2 * errors["gauss-newton"])
+    assert abs(means["exact"] - expected - 2 * bias) < 4 * (
+        errors["exact"] + 2 * errors["gauss-newton"]
+    )
 
 
 def test_the_kronecker_and_row_block_forms():
@@ -186,7 +212,9 @@ def test_the_kronecker_and_row_block_forms():
     }
     for kind, expected in forms.items():
         operator = problem.fisher(x, kind=kind)
-        torch.testing.assert_close(operator @ h, problem.manifold.project(x, expected), rtol=0, atol=1e-13)
+        torch.testing.assert_close(
+            operator @ h, problem.manifold.project(x, expected), rtol=0, atol=1e-13
+        )
         solution = operator.solve(operator @ h)
         torch.testing.assert_close(solution, h, rtol=0, atol=1e-9)
 
@@ -227,8 +255,12 @@ def test_columns_with_too_few_ratings_get_the_solution_of_least_norm():
     x = frame_of(problem)
     fit = problem.fit(x)
     assert fit.fallback.tolist() == [1, 2, 3]
-    torch.testing.assert_close(fit.coefficients[1], torch.linalg.pinv(x[[2, 5]]) @ values[7:9], rtol=0, atol=1e-12)
-    torch.testing.assert_close(fit.coefficients[3], torch.linalg.pinv(x[[3]]) @ values[9:], rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        fit.coefficients[1], torch.linalg.pinv(x[[2, 5]]) @ values[7:9], rtol=0, atol=1e-12
+    )
+    torch.testing.assert_close(
+        fit.coefficients[3], torch.linalg.pinv(x[[3]]) @ values[9:], rtol=0, atol=1e-12
+    )
     assert fit.coefficients[2].tolist() == [0.0, 0.0, 0.0]
     expected = torch.linalg.pinv(x[[2, 5]].T @ x[[2, 5]], hermitian=True, rtol=1e-10)
     torch.testing.assert_close(fit.inverse()[1], expected, rtol=1e-9, atol=0)
@@ -241,7 +273,9 @@ def test_an_inverse_at_the_edge_of_single_precision_is_finite():
     """Large tables have columns whose pivots are positive in one order of rounding and not in another."""
     gram = torch.tensor([[1.0, 1.0, 1 - 1e-7], [4.0, 0.0, 2.0]])
     none = torch.zeros(0, dtype=torch.int64)
-    fit = ColumnFit(torch.zeros(2, 2), gram, torch.zeros(2, 2), torch.zeros(2), none, torch.zeros(0, 2, 2))
+    fit = ColumnFit(
+        torch.zeros(2, 2), gram, torch.zeros(2, 2), torch.zeros(2), none, torch.zeros(0, 2, 2)
+    )
     found = fit.inverse()
     assert bool(found.isfinite().all())
     torch.testing.assert_close(found[1], torch.tensor([[0.25, 0.0], [0.0, 0.5]]))
@@ -255,10 +289,14 @@ def test_nearly_dependent_rows_are_solved_from_the_rows(dtype):
     frame[:10, 1] = 2 * frame[:10, 0] + (1e-4 if dtype == torch.float32 else 1e-6) * frame[10:20, 0]
     frame = frame.to(dtype)
     values = frame[:10] @ torch.tensor([1.0, -1.0], dtype=dtype)
-    problem = CompletionProblem(Ratings(range(10), [0] * 10, values, shape=(30, 2), dtype=dtype), 2, orientation="rows")
+    problem = CompletionProblem(
+        Ratings(range(10), [0] * 10, values, shape=(30, 2), dtype=dtype), 2, orientation="rows"
+    )
     fit = problem.fit(frame)
     assert fit.fallback.tolist() == [0, 1]
-    exact = torch.linalg.lstsq(frame[:10].double(), values.double()[:, None], driver="gelsd").solution[:, 0]
+    exact = torch.linalg.lstsq(
+        frame[:10].double(), values.double()[:, None], driver="gelsd"
+    ).solution[:, 0]
     torch.testing.assert_close(fit.coefficients[0].double(), exact, rtol=1e-6, atol=1e-8)
 
 
@@ -278,7 +316,9 @@ def test_many_small_systems(count, size):
     factor = torch.linalg.cholesky(full)
     pivots = factor.diagonal(dim1=1, dim2=2) ** 2 / full.diagonal(dim1=1, dim2=2)
     torch.testing.assert_close(share, pivots.amin(1), rtol=1e-10, atol=0)
-    torch.testing.assert_close(unpack(outer_table(rhs)), rhs[:, :, None] * rhs[:, None], rtol=0, atol=0)
+    torch.testing.assert_close(
+        unpack(outer_table(rhs)), rhs[:, :, None] * rhs[:, None], rtol=0, atol=0
+    )
 
 
 def test_snapshot_is_unbiased_and_exact_at_its_anchor():
@@ -290,7 +330,9 @@ def test_snapshot_is_unbiased_and_exact_at_its_anchor():
     batches = [torch.tensor([i]) for i in range(N_COLUMNS)]
     mean = sum(snapshot.gradient(x, b) for b in batches) / N_COLUMNS
     torch.testing.assert_close(mean, problem.gradient(x), rtol=0, atol=1e-13)
-    torch.testing.assert_close(snapshot.gradient(x0, batches[3]), problem.gradient(x0), rtol=0, atol=1e-13)
+    torch.testing.assert_close(
+        snapshot.gradient(x0, batches[3]), problem.gradient(x0), rtol=0, atol=1e-13
+    )
 
 
 @pytest.mark.parametrize("rule", ["persistent", "batch"])
@@ -299,8 +341,12 @@ def test_the_table_of_coefficients_follows_its_rule(rule):
     problem = CompletionProblem(ratings, RANK, orientation="rows", table=rule)
     manifold = problem.manifold
     x0 = frame_of(problem)
-    x1 = manifold.retract(x0, 0.1 * manifold.random_tangent(x0, generator=torch.Generator().manual_seed(1)))
-    x2 = manifold.retract(x1, 0.1 * manifold.random_tangent(x1, generator=torch.Generator().manual_seed(2)))
+    x1 = manifold.retract(
+        x0, 0.1 * manifold.random_tangent(x0, generator=torch.Generator().manual_seed(1))
+    )
+    x2 = manifold.retract(
+        x1, 0.1 * manifold.random_tangent(x1, generator=torch.Generator().manual_seed(2))
+    )
     first, second = torch.tensor([1, 5]), torch.tensor([5, 7, 5])
     snapshot = problem.snapshot(x0)
     snapshot.fisher(x1, first, kind="kronecker")
@@ -316,7 +362,9 @@ def test_the_table_of_coefficients_follows_its_rule(rule):
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
     h = manifold.random_tangent(x2)
     general = super(type(snapshot), snapshot).fisher(x2, first, kind="row-block") @ h
-    torch.testing.assert_close(snapshot.fisher(x2, first, kind="row-block") @ h, general, rtol=0, atol=0)
+    torch.testing.assert_close(
+        snapshot.fisher(x2, first, kind="row-block") @ h, general, rtol=0, atol=0
+    )
 
 
 def test_metrics_put_the_honest_error_first_and_name_the_refit():
@@ -328,12 +376,16 @@ def test_metrics_put_the_honest_error_first_and_name_the_refit():
     assert list(metrics) == ["held_out", "refit", "train"]
     target = torch.tensor([1.0, 2.0, -1.0, 9.0], dtype=torch.float64)
     predicted = (x[:4] @ problem.fit(x).coefficients[0]).clamp(-2, 2)
-    assert metrics["held_out"] == pytest.approx(float(((predicted - target) ** 2).mean()), rel=1e-12)
+    assert metrics["held_out"] == pytest.approx(
+        float(((predicted - target) ** 2).mean()), rel=1e-12
+    )
     again = x[:4] @ torch.linalg.lstsq(x[:4], target[:, None]).solution[:, 0]
     assert metrics["refit"] == pytest.approx(float(((again - target) ** 2).mean()), rel=1e-10)
     r = residuals(x, values, torch.zeros(N_COLUMNS, dtype=torch.float64))
     assert metrics["train"] == pytest.approx(float(r @ r) / ratings.n_ratings, rel=1e-12)
-    assert list(CompletionProblem(ratings, RANK).metrics(frame_of(CompletionProblem(ratings, RANK)))) == ["train"]
+    assert list(
+        CompletionProblem(ratings, RANK).metrics(frame_of(CompletionProblem(ratings, RANK)))
+    ) == ["train"]
 
 
 def test_auto_takes_the_smaller_side_as_rows():
@@ -345,14 +397,20 @@ def test_auto_takes_the_smaller_side_as_rows():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rank": 0}, r"rank must be a whole number between 1 and min\(n_rows, n_columns\)=9, got 0"),
+        (
+            {"rank": 0},
+            r"rank must be a whole number between 1 and min\(n_rows, n_columns\)=9, got 0",
+        ),
         ({"rank": 10}, r"min\(n_rows, n_columns\)=9, got 10"),
         ({"rank": 9}, "rank must be less than the 9 rows of the subspace, got 9"),
         ({"ridge": -1.0}, r"ridge must be a finite number ≥ 0, got -1\.0"),
         ({"ridge": float("nan")}, "ridge must be a finite number ≥ 0, got nan"),
         ({"ridge_weighting": "row"}, "ridge_weighting must be 'column' or 'count', got 'row'"),
         ({"orientation": "users"}, "orientation must be 'auto', 'rows' or 'columns', got 'users'"),
-        ({"held_out": Ratings([0], [0], [1.0])}, r"held_out must have the shape \(12, 9\) of ratings, got \(1, 1\)"),
+        (
+            {"held_out": Ratings([0], [0], [1.0])},
+            r"held_out must have the shape \(12, 9\) of ratings, got \(1, 1\)",
+        ),
     ],
 )
 def test_bad_options_are_refused(options, message):
@@ -380,7 +438,9 @@ def test_fused_epochs_make_the_steps_one_by_one(kind, rule, dtype):
     problem = CompletionProblem(ratings, RANK, orientation="rows", table=rule)
     x = frame_of(problem).to(dtype)
     steps = [torch.tensor([i]) for i in (1, 3, 1, 8)]
-    slow = super(type(problem.snapshot(x)), problem.snapshot(x)).epoch(x, steps, step=0.2, kind=kind, damping=1e-3)
+    slow = super(type(problem.snapshot(x)), problem.snapshot(x)).epoch(
+        x, steps, step=0.2, kind=kind, damping=1e-3
+    )
     fused = problem.snapshot(x).epoch(x, steps, step=0.2, kind=kind, damping=1e-3)
     torch.testing.assert_close(fused, slow, rtol=0, atol=1e-12 if dtype == torch.float64 else 1e-5)
 
@@ -395,7 +455,9 @@ def test_a_fused_epoch_solves_columns_with_too_few_ratings_from_their_rows():
     problem = CompletionProblem(ratings, RANK, orientation="rows")
     x = frame_of(problem)
     steps = [torch.tensor([2]), torch.tensor([0]), torch.tensor([2])]
-    slow = super(type(problem.snapshot(x)), problem.snapshot(x)).epoch(x, steps, step=0.1, kind="kronecker")
+    slow = super(type(problem.snapshot(x)), problem.snapshot(x)).epoch(
+        x, steps, step=0.1, kind="kronecker"
+    )
     fused = problem.snapshot(x).epoch(x, steps, step=0.1, kind="kronecker")
     torch.testing.assert_close(fused, slow, rtol=0, atol=1e-11)
 
@@ -415,7 +477,9 @@ def test_a_step_that_is_far_too_long_gives_a_point_that_is_not_finite(share):
     """The solver takes it back and goes on with a smaller one, in crowded and in sparse tables."""
     problem = CompletionProblem(table(density=share, rows=40)[0], RANK, orientation="rows")
     x = frame_of(problem)
-    assert not bool(torch.isfinite(problem.snapshot(x).epoch(x, [torch.tensor([2])] * 3, step=1e300)).all())
+    assert not bool(
+        torch.isfinite(problem.snapshot(x).epoch(x, [torch.tensor([2])] * 3, step=1e300)).all()
+    )
     result = minimize(problem, x, "rsvrg", step=1e300, batch_size=1, max_iter=3)
     assert bool(torch.isfinite(result.x).all())
 
@@ -424,7 +488,9 @@ def test_the_rounding_of_a_loss_is_that_of_the_values():
     """Without noise the loss falls to the rounding of Σ x²/2N, far below which nothing it says can be trusted."""
     rng = np.random.default_rng(0)
     truth = 100 * rng.normal(size=(N_ROWS, RANK)) @ rng.normal(size=(RANK, N_COLUMNS))
-    problem = CompletionProblem(Ratings(*np.nonzero(truth), truth.ravel(), truth.shape), RANK, orientation="rows")
+    problem = CompletionProblem(
+        Ratings(*np.nonzero(truth), truth.ravel(), truth.shape), RANK, orientation="rows"
+    )
     x, _ = torch.linalg.qr(torch.from_numpy(truth[:, :RANK]))
     loss = float(problem.loss(x))
     assert loss < problem.loss_rounding(x, loss) < 1e-10 * float((truth**2).sum())
@@ -450,9 +516,13 @@ def test_batches_that_are_no_column_numbers_are_refused(batch, message):
 def test_trust_regions_take_the_hessian():
     """Newton's method with the coefficients eliminated: a gradient at rounding after a few steps."""
     rng = np.random.default_rng(0)
-    truth = rng.normal(size=(40, RANK)) @ rng.normal(size=(RANK, 30)) + 0.3 * rng.normal(size=(40, 30))
+    truth = rng.normal(size=(40, RANK)) @ rng.normal(size=(RANK, 30)) + 0.3 * rng.normal(
+        size=(40, 30)
+    )
     seen = np.nonzero(rng.random(truth.shape) < 0.6)
-    problem = CompletionProblem(Ratings(*seen, truth[seen], truth.shape), RANK, ridge=0.1, orientation="rows")
+    problem = CompletionProblem(
+        Ratings(*seen, truth[seen], truth.shape), RANK, ridge=0.1, orientation="rows"
+    )
     result = minimize(problem, problem.spectral_start(), "trust-region", max_iter=25)
     assert result.status == "converged"
     assert float(problem.gradient(result.x).norm()) < 1e-7

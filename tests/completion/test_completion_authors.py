@@ -25,7 +25,12 @@ pytestmark = [
         reason="FISHERFOLD_DATA is not set or has no recorded runs (anchors/authors_octave) beside it",
     ),
 ]
-COLUMNS = {"train": "train_mse", "held_out": "test_mse_trainfit", "refit": "test_mse", "gradient_norm": "gradnorm"}
+COLUMNS = {
+    "train": "train_mse",
+    "held_out": "test_mse_trainfit",
+    "refit": "test_mse",
+    "gradient_norm": "gradnorm",
+}
 METHODS = {
     "rngd": ("rngd-vr", {"step": 0.05, "fisher": "kronecker", "batch_size": 1}, "samples_rngd"),
     "rsvrg": ("rsvrg", {"step": 1e-6, "batch_size": 1}, "samples_rsvrg"),
@@ -43,7 +48,8 @@ def jester():
     held[stored["test_user"], stored["test_item"]] = True
     test = held[data.rows, data.cols]
     train, held_out = (
-        Ratings(data.rows[part], data.cols[part], data.values[part].astype(float), data.shape) for part in (~test, test)
+        Ratings(data.rows[part], data.cols[part], data.values[part].astype(float), data.shape)
+        for part in (~test, test)
     )
     return train, held_out, stored
 
@@ -72,7 +78,9 @@ def test_the_first_epochs_are_those_of_the_released_code(jester, solver, epochs)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("solver", "epochs"), [("rngd", 18), ("rsvrg", 12), ("rsgd", 36), ("rcg", 36)])
+@pytest.mark.parametrize(
+    ("solver", "epochs"), [("rngd", 18), ("rsvrg", 12), ("rsgd", 36), ("rcg", 36)]
+)
 def test_whole_runs_are_those_of_the_released_code(jester, solver, epochs):
     worst = follow(jester, solver, epochs)
     assert max(worst[c] for c in ("train", "held_out", "refit")) < 1e-10, worst
@@ -86,7 +94,14 @@ def test_float32_reaches_the_recorded_loss_to_three_digits(jester):
     stream = torch.from_numpy(stored["samples_rngd"].astype(np.int64))
     start = torch.from_numpy(stored["U0"]).float()
     result = minimize(
-        problem, start, "rngd-vr", max_iter=18, step=0.05, fisher="kronecker", batch_size=1, stream=stream
+        problem,
+        start,
+        "rngd-vr",
+        max_iter=18,
+        step=0.05,
+        fisher="kronecker",
+        batch_size=1,
+        stream=stream,
     )
     recorded = json.loads((ANCHORS / "jester_rngd.json").read_text())["train_mse"]
     assert result.trace["train"][-1] == pytest.approx(recorded[-1], rel=1e-3)

@@ -11,7 +11,9 @@ from fisherfold.completion import MatrixCompletion
 
 pytestmark = [
     pytest.mark.data,
-    pytest.mark.skipif(not os.environ.get("FISHERFOLD_DATA"), reason="FISHERFOLD_DATA does not name a data folder"),
+    pytest.mark.skipif(
+        not os.environ.get("FISHERFOLD_DATA"), reason="FISHERFOLD_DATA does not name a data folder"
+    ),
 ]
 
 
@@ -50,6 +52,8 @@ def test_stream_on_real_ratings(split):
     for part in rest:
         model.partial_fit(train[part], values[part])
         errors.append(np.sqrt(np.mean((model.predict(test) - truth) ** 2)))
-    whole = np.sqrt(np.mean((MatrixCompletion(rank=5).fit(train, values).predict(test) - truth) ** 2))
+    whole = np.sqrt(
+        np.mean((MatrixCompletion(rank=5).fit(train, values).predict(test) - truth) ** 2)
+    )
     assert errors[-1] < errors[0] - 0.04
     assert errors[-1] < whole + 0.03

@@ -19,21 +19,34 @@ LONG = {"user": PAIRS[:, 0], "item": PAIRS[:, 1], "rating": VALUES}
 STORED = sp.coo_array((VALUES, (PAIRS[:, 0], PAIRS[:, 1])), shape=HOLES.shape)
 WIDE = pd.DataFrame(HOLES, columns=range(12))
 INDICES = torch.from_numpy(PAIRS.T.copy())
-TENSOR = torch.sparse_coo_tensor(INDICES, torch.from_numpy(VALUES), HOLES.shape, check_invariants=True)
+TENSOR = torch.sparse_coo_tensor(
+    INDICES, torch.from_numpy(VALUES), HOLES.shape, check_invariants=True
+)
 FORMS = {
-    "pairs": (PAIRS, VALUES), "lists": (PAIRS.tolist(), VALUES.tolist()), "floats": (PAIRS.astype(float), VALUES),
-    "text": (PAIRS.astype(str), VALUES), "tuples": ([tuple(pair) for pair in PAIRS.tolist()], torch.tensor(VALUES)),
-    "array": (HOLES,), "masked": (np.ma.masked_invalid(HOLES),), "tensor": (torch.from_numpy(HOLES),),
-    "coo": (STORED,), "csr": (STORED.tocsr(),), "sparse tensor": (TENSOR,),
-    "pandas": (pd.DataFrame(LONG),), "polars": (pl.DataFrame(LONG),), "arrow": (pa.table(LONG),), "dict": (LONG,),
+    "pairs": (PAIRS, VALUES),
+    "lists": (PAIRS.tolist(), VALUES.tolist()),
+    "floats": (PAIRS.astype(float), VALUES),
+    "text": (PAIRS.astype(str), VALUES),
+    "tuples": ([tuple(pair) for pair in PAIRS.tolist()], torch.tensor(VALUES)),
+    "array": (HOLES,),
+    "masked": (np.ma.masked_invalid(HOLES),),
+    "tensor": (torch.from_numpy(HOLES),),
+    "coo": (STORED,),
+    "csr": (STORED.tocsr(),),
+    "sparse tensor": (TENSOR,),
+    "pandas": (pd.DataFrame(LONG),),
+    "polars": (pl.DataFrame(LONG),),
+    "arrow": (pa.table(LONG),),
+    "dict": (LONG,),
     "pandas pairs": (pd.DataFrame(LONG)[["user", "item"]], pd.Series(VALUES)),
     "time stamps": (pd.DataFrame(LONG | {"timestamp": 1}),),
     "extra columns": (pl.DataFrame({"index": np.arange(len(VALUES)), "genre": "x"} | LONG),),
     "extra columns with y": (pd.DataFrame(LONG | {"timestamp": 1}), VALUES),
     "nullable": (pd.DataFrame(LONG).convert_dtypes(),),
-    "wide pandas": (WIDE,), "wide polars": (pl.DataFrame(HOLES, schema=list("abcdefghijkl")),),
+    "wide pandas": (WIDE,),
+    "wide polars": (pl.DataFrame(HOLES, schema=list("abcdefghijkl")),),
     "missing as NA": (WIDE.astype(object).where(~np.isnan(HOLES), pd.NA),),
-}  # fmt: skip
+}
 
 WIDE_FRAMES = ("wide pandas", "wide polars", "missing as NA")
 
@@ -44,27 +57,43 @@ def test_every_form_of_input_gives_the_same_entries(form):
     row_ids, column_ids, i, j = entries.indexed()
     rows = row_ids.decode(i).astype(int)
     names = column_ids.decode(j)
-    columns = np.array([ord(x) - ord("a") for x in names]) if form == "wide polars" else names.astype(int)
+    columns = (
+        np.array([ord(x) - ord("a") for x in names]) if form == "wide polars" else names.astype(int)
+    )
     order = np.lexsort((columns, rows))
     np.testing.assert_array_equal(np.stack([rows, columns], axis=1)[order], PAIRS)
     np.testing.assert_array_equal(entries.values[order], VALUES)
 
 
 def test_columns_are_found_by_their_usual_names_or_by_those_given():
-    for names in (("user_id", "item_id", "score"), ("userId", "movieId", "rating"), ("row", "column", "value"),
-                  ("reviewerID", "asin", "overall"), ("user_id", "track_id", "playcount")):  # fmt: skip
-        frame = pl.DataFrame(dict(zip(names, LONG.values(), strict=True)) | {"timestamp": np.arange(len(VALUES))})
+    for names in (
+        ("user_id", "item_id", "score"),
+        ("userId", "movieId", "rating"),
+        ("row", "column", "value"),
+        ("reviewerID", "asin", "overall"),
+        ("user_id", "track_id", "playcount"),
+    ):
+        frame = pl.DataFrame(
+            dict(zip(names, LONG.values(), strict=True)) | {"timestamp": np.arange(len(VALUES))}
+        )
         found = read_entries(frame)
         assert (found.names, found.frame) == (names, "polars")
     odd = pd.DataFrame({"reader": LONG["user"], "paper": LONG["item"], "grade": VALUES, "b": 1})
-    assert read_entries(odd, columns=("reader", "paper", "b")).values.tolist() == [1.0] * len(VALUES)
+    assert read_entries(odd, columns=("reader", "paper", "b")).values.tolist() == [1.0] * len(
+        VALUES
+    )
 
 
-@pytest.mark.parametrize("others", [(), ("timestamp",), ("rated_at_time", "Unnamed: 0"), ("date", "id", "index")])
+@pytest.mark.parametrize(
+    "others", [(), ("timestamp",), ("rated_at_time", "Unnamed: 0"), ("date", "id", "index")]
+)
 def test_the_single_column_beside_the_ids_holds_the_values_and_times_never_do(others):
     frame = pd.DataFrame({name: np.arange(3) for name in (*others, "user", "item")})
     assert read_entries(frame.assign(liters=0.5)).names == ("user", "item", "liters")
-    with pytest.raises(ValueError, match=r"cannot tell which of the columns \[.*\] is the value: if X holds entries"):
+    with pytest.raises(
+        ValueError,
+        match=r"cannot tell which of the columns \[.*\] is the value: if X holds entries",
+    ):
         read_entries(frame)
     pairs = read_entries(frame, implicit=True)
     assert (pairs.names, pairs.values.tolist()) == (("user", "item", "weight"), [1.0] * 3)
@@ -74,7 +103,10 @@ def test_the_single_column_beside_the_ids_holds_the_values_and_times_never_do(ot
 
 
 AMBIGUOUS = {
-    "three columns": (PAIRS[:, [0, 1, 1]], r"X has 3 columns and no y: if .*, pass fit\(X\[:, :2\], X\[:, 2\]\)"),
+    "three columns": (
+        PAIRS[:, [0, 1, 1]],
+        r"X has 3 columns and no y: if .*, pass fit\(X\[:, :2\], X\[:, 2\]\)",
+    ),
     "four columns": (PAIRS[:, [0, 1, 1, 0]].astype(float), "X has 4 columns and no y"),
     "list of triples": (PAIRS[:, [0, 1, 1]].tolist(), "X has 3 columns and no y"),
     "a frame of other names": (
@@ -82,16 +114,23 @@ AMBIGUOUS = {
         r"cannot tell which of the columns \['a', 'b', 'c', 'd'\] are row id, .* pass fit\(X, columns=",
     ),
     "a frame of two users": (
-        pl.DataFrame({"user": [1], "user_id": [1], "item": [2], "rating": [3.0]}), "could each be the row id",
+        pl.DataFrame({"user": [1], "user_id": [1], "item": [2], "rating": [3.0]}),
+        "could each be the row id",
     ),
     "ids and titles": (
         pl.DataFrame({"userId": [1], "movieId": [1], "title": ["Up"], "rating": [3.0]}),
         r"the columns 'movieId' and 'title' could each be the column id: if X holds entries, pass fit\(X, columns=",
     ),
-    "many columns of other names": (pd.DataFrame(HOLES).add_prefix("f"), r"cannot tell which of the columns \['f0', "),
+    "many columns of other names": (
+        pd.DataFrame(HOLES).add_prefix("f"),
+        r"cannot tell which of the columns \['f0', ",
+    ),
     "many columns without names": (pd.DataFrame(HOLES), r"cannot tell which of the columns \[0, "),
-    "features with text": (pd.DataFrame({f"f{k}": ["x"] for k in range(12)}), "cannot tell which of the columns"),
-}  # fmt: skip
+    "features with text": (
+        pd.DataFrame({f"f{k}": ["x"] for k in range(12)}),
+        "cannot tell which of the columns",
+    ),
+}
 
 
 @pytest.mark.parametrize("form", AMBIGUOUS)
@@ -134,12 +173,16 @@ def test_a_first_column_of_values_is_data():
 def test_what_a_sparse_frame_does_not_store_is_not_taken_for_zero(width):
     matrix = sp.coo_array(np.where(RNG.random((12, width)) < 0.6, 1 + RNG.random((12, width)), 0.0))
     frame = pd.DataFrame.sparse.from_spmatrix(matrix, columns=[f"c{k}" for k in range(width)])
-    with pytest.raises(ValueError, match=r"sparse with the fill value 0.*X\.sparse\.to_coo\(\) .*\.to_dense\(\)"):
+    with pytest.raises(
+        ValueError, match=r"sparse with the fill value 0.*X\.sparse\.to_coo\(\) .*\.to_dense\(\)"
+    ):
         read_entries(frame, matrix=True)
     assert len(read_entries(frame.sparse.to_coo()).values) == matrix.nnz
 
 
-@pytest.mark.parametrize(("rule", "expected"), [("mean", [2.0, 5.0]), ("last", [3.0, 5.0]), ("sum", [4.0, 5.0])])
+@pytest.mark.parametrize(
+    ("rule", "expected"), [("mean", [2.0, 5.0]), ("last", [3.0, 5.0]), ("sum", [4.0, 5.0])]
+)
 def test_pairs_given_twice_follow_the_rule(rule, expected):
     entries = read_entries([("a", 1), ("b", 2), ("a", 1)], [1.0, 5.0, 3.0])
     assert entries.merged(rule).values.tolist() == expected

@@ -25,7 +25,13 @@ def table():
     truth = 3 + rng.normal(size=(60, 2)) @ rng.normal(size=(2, 40)) + 0.3 * rng.normal(size=(60, 1))
     noisy = truth + 0.1 * rng.normal(size=truth.shape)
     seen = rng.random(truth.shape) < 0.5
-    return np.where(seen, noisy, np.nan), np.argwhere(seen), noisy[seen], np.argwhere(~seen), noisy[~seen]
+    return (
+        np.where(seen, noisy, np.nan),
+        np.argwhere(seen),
+        noisy[seen],
+        np.argwhere(~seen),
+        noisy[~seen],
+    )
 
 
 def rmse(a, b):
@@ -58,7 +64,9 @@ def test_the_arrays_are_the_predictions(table):
     np.testing.assert_allclose((rows @ columns.T).reshape(-1), mean, atol=1e-5)
     # what is not known about the coefficients, from draws of them
     rng, (i, j) = np.random.default_rng(0), (3, 5)
-    x = rng.multivariate_normal([*model.row_factors_[i], model.row_offsets_[i]], model.row_covariances_[i], 40_000)
+    x = rng.multivariate_normal(
+        [*model.row_factors_[i], model.row_offsets_[i]], model.row_covariances_[i], 40_000
+    )
     y = rng.multivariate_normal(
         [*model.column_factors_[j], model.column_offsets_[j]], model.column_covariances_[j], 40_000
     )
@@ -70,15 +78,21 @@ def test_the_arrays_are_the_predictions(table):
 @pytest.mark.parametrize("rated_sets", [True, False])
 def test_a_stranger_is_an_average_member(table, rated_sets):
     _, pairs, values, _, _ = table
-    model = MatrixCompletion(rank=2, clip=False, rated_sets=rated_sets, tol=1e-7, dtype="float64").fit(pairs, values)
+    model = MatrixCompletion(
+        rank=2, clip=False, rated_sets=rated_sets, tol=1e-7, dtype="float64"
+    ).fit(pairs, values)
     rows, columns = np.arange(60), np.arange(40)
     everything = model.predict([(i, j) for i in rows for j in columns]).reshape(60, 40)
     # without rated sets to convergence: the prior has learnt the average
     close = {"rtol": 0, "atol": 1e-9 if rated_sets else 1e-3}
     with pytest.warns(UserWarning, match="were not seen in fit"):
-        np.testing.assert_allclose(model.predict([(999, j) for j in columns]), everything.mean(0), **close)
+        np.testing.assert_allclose(
+            model.predict([(999, j) for j in columns]), everything.mean(0), **close
+        )
     with pytest.warns(UserWarning, match="the column ids of 60 of 60"):
-        np.testing.assert_allclose(model.predict([(i, 999) for i in rows]), everything.mean(1), **close)
+        np.testing.assert_allclose(
+            model.predict([(i, 999) for i in rows]), everything.mean(1), **close
+        )
     np.testing.assert_allclose(model.predict([(999, 999)]), everything.mean(), **close)
     expected = model.predict([(999, 3)], return_std=True)
     np.testing.assert_allclose(model.predict_new([], [], [3], return_std=True), expected, **close)
@@ -91,12 +105,16 @@ def test_a_new_row_is_folded_in(table):
     before = model.predict(pairs[without])
     rated = np.flatnonzero(~np.isnan(holes[59]))
     half = len(rated) // 2
-    folded, std = model.predict_new(rated[:half], holes[59, rated[:half]], rated[half:], return_std=True)
+    folded, std = model.predict_new(
+        rated[:half], holes[59, rated[:half]], rated[half:], return_std=True
+    )
     assert rmse(folded, holes[59, rated[half:]]) < 0.4
     _, vague = model.predict_new(rated[:1], holes[59, rated[:1]], rated[half:], return_std=True)
     assert (std < vague).all()
     np.testing.assert_array_equal(model.predict(pairs[without]), before)
-    with pytest.raises(ValueError, match="none of the rated column ids was seen in fit, the first is 12345"):
+    with pytest.raises(
+        ValueError, match="none of the rated column ids was seen in fit, the first is 12345"
+    ):
         model.predict_new([12345], [1.0], [0, 1])
 
 
@@ -109,7 +127,11 @@ def test_values_given_twice_follow_the_rule_in_new_rows_and_batches_too(table, r
     np.testing.assert_allclose(twice, model.predict_new([1, 2], [merged, 2.5], wanted), rtol=1e-6)
     new = [(77, j) for j in range(10)]
     both = clone(model).fit(pairs, values).partial_fit(new + new, [1.0] * 10 + [2.0] * 10)
-    once = clone(model).fit(pairs, values).partial_fit(new, [{"mean": 1.5, "last": 2.0, "sum": 3.0}[rule]] * 10)
+    once = (
+        clone(model)
+        .fit(pairs, values)
+        .partial_fit(new, [{"mean": 1.5, "last": 2.0, "sum": 3.0}[rule]] * 10)
+    )
     np.testing.assert_allclose(both.predict(new), once.predict(new), rtol=1e-6)
 
 
@@ -129,21 +151,31 @@ def test_a_value_that_was_corrected_leaves_no_trace(table):
     expected = MatrixCompletion(2).fit(pairs, values).predict(held)
     np.testing.assert_allclose(right.predict(held), expected, rtol=1e-5)
     assert right.n_duplicates_ == 3
-    stream = MatrixCompletion(2, duplicates="last").partial_fit(pairs[:3], slips[:3]).partial_fit(pairs, values)
+    stream = (
+        MatrixCompletion(2, duplicates="last")
+        .partial_fit(pairs[:3], slips[:3])
+        .partial_fit(pairs, values)
+    )
     np.testing.assert_allclose(stream.predict(held), expected, atol=1e-3)
 
 
-@pytest.mark.parametrize("options", [{}, {"inference": "point", "ridge": 0.5}, {"inference": "point", "solver": "rcg"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"inference": "point", "ridge": 0.5}, {"inference": "point", "solver": "rcg"}]
+)
 def test_a_stream_ends_where_a_fit_would(table, tmp_path, options):
     """Ten small batches, of which the first cannot support the factors, against one fit on everything."""
     _, pairs, values, held, truth = table
     order = np.random.default_rng(0).permutation(len(values))
     model = MatrixCompletion(rank=2, **options)
     for k, part in enumerate(np.array_split(order, 10)):
-        names = np.column_stack([pairs[part, 0].astype(str), pairs[part, 1]])  # 7 and "7" are one id
+        names = np.column_stack(
+            [pairs[part, 0].astype(str), pairs[part, 1]]
+        )  # 7 and "7" are one id
         model.partial_fit(names if k == 5 else pairs[part], values[part])
     whole = MatrixCompletion(rank=2, **options).fit(pairs, values)
-    assert rmse(model.predict(held), truth) < (1.2 if options else 1.05) * rmse(whole.predict(held), truth)
+    assert rmse(model.predict(held), truth) < (1.2 if options else 1.05) * rmse(
+        whole.predict(held), truth
+    )
     assert (len(model.row_ids_), len(model.column_ids_)) == (60, 40)
     i, j, given = model.model_.given()
     expected = values[np.lexsort((pairs[:, 1], pairs[:, 0]))]
@@ -157,18 +189,26 @@ def test_a_stream_ends_where_a_fit_would(table, tmp_path, options):
     np.testing.assert_array_equal(again.predict(held), model.predict(held))
 
 
-@pytest.mark.parametrize(("first", "level", "unit"), [(0.0, 0.0, 1e20), (5e-17, 0.0, 1.0), (7.0, 7.0, 1e-5)])
-def test_the_first_value_of_a_stream_says_nothing_of_the_unit_of_the_others(table, first, level, unit):
+@pytest.mark.parametrize(
+    ("first", "level", "unit"), [(0.0, 0.0, 1e20), (5e-17, 0.0, 1.0), (7.0, 7.0, 1e-5)]
+)
+def test_the_first_value_of_a_stream_says_nothing_of_the_unit_of_the_others(
+    table, first, level, unit
+):
     _, pairs, values, held, truth = table
     model = MatrixCompletion(rank=2).partial_fit(pairs[:1], [first])
     model.partial_fit(pairs[1:], level + unit * values[1:])
     whole = MatrixCompletion(rank=2).fit(pairs[1:], values[1:])
-    assert rmse((model.predict(held) - level) / unit, truth) < 1.2 * rmse(whole.predict(held), truth)
+    assert rmse((model.predict(held) - level) / unit, truth) < 1.2 * rmse(
+        whole.predict(held), truth
+    )
 
 
 def test_a_table_that_is_rated_over_and_over_is_that_of_the_last_values(table):
     _, pairs, values, held, _ = table
-    model = MatrixCompletion(rank=2, duplicates="last", dtype="float64").fit(pairs, values[::-1].copy())
+    model = MatrixCompletion(rank=2, duplicates="last", dtype="float64").fit(
+        pairs, values[::-1].copy()
+    )
     for part in np.array_split(np.random.default_rng(0).permutation(len(values)), 8):
         model.partial_fit(pairs[part], values[part])
     assert len(model.model_.given()[2]) < 1.1 * len(pairs)
@@ -188,7 +228,9 @@ def test_an_interrupted_update_leaves_the_model(table, monkeypatch, step):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(engine if step == "fit_variational" else inside, step, stop)
-    new = pairs[: {"fit_variational": len(pairs), "look_back": 200, "absorb": 3}[step]] + np.array([100, 0])
+    new = pairs[: {"fit_variational": len(pairs), "look_back": 200, "absorb": 3}[step]] + np.array(
+        [100, 0]
+    )
     with pytest.raises(KeyboardInterrupt):
         model.partial_fit(new, values[: len(new)])
     monkeypatch.undo()
@@ -199,11 +241,19 @@ def test_an_interrupted_update_leaves_the_model(table, monkeypatch, step):
 def test_scikit_learn_tools_work(table):
     holes, pairs, values, _, _ = table
     folds = KFold(3, shuffle=True, random_state=0)
-    scores = cross_val_score(MatrixCompletion(rank=2), pairs, values, cv=folds, scoring="neg_root_mean_squared_error")
+    scores = cross_val_score(
+        MatrixCompletion(rank=2), pairs, values, cv=folds, scoring="neg_root_mean_squared_error"
+    )
     assert (scores > -0.35).all()
-    search = GridSearchCV(MatrixCompletion(max_iter=10), {"rank": [1, 2]}, cv=folds).fit(pairs, values)
+    search = GridSearchCV(MatrixCompletion(max_iter=10), {"rank": [1, 2]}, cv=folds).fit(
+        pairs, values
+    )
     assert search.best_params_ == {"rank": 2}
-    for X in (holes, sp.csr_array(np.nan_to_num(holes)), pd.DataFrame(holes)):  # rows are held out, and folded in
+    for X in (
+        holes,
+        sp.csr_array(np.nan_to_num(holes)),
+        pd.DataFrame(holes),
+    ):  # rows are held out, and folded in
         said = {"matrix": True} if isinstance(X, pd.DataFrame) else {}
         search = GridSearchCV(MatrixCompletion(), {"rank": [1, 2]}, cv=3).fit(X, **said)
         assert search.best_params_ == {"rank": 2}
@@ -244,15 +294,27 @@ def test_frames_are_scored_and_predicted_by_their_names(table):
 
 def test_files_and_pickles_keep_everything(table, tmp_path):
     _, pairs, values, held, _ = table
-    frame = pl.DataFrame({"user": [f"u{i}" for i in pairs[:, 0]], "item": [f"é{j}" for j in pairs[:, 1]], "y": values})
+    frame = pl.DataFrame(
+        {
+            "user": [f"u{i}" for i in pairs[:, 0]],
+            "item": [f"é{j}" for j in pairs[:, 1]],
+            "y": values,
+        }
+    )
     wanted = [(f"u{i}", f"é{j}") for i, j in held]
-    model = MatrixCompletionCV(ranks=(1, 2), ridges=(None, 5.0), max_iter=5, random_state=3).fit(frame)
+    model = MatrixCompletionCV(ranks=(1, 2), ridges=(None, 5.0), max_iter=5, random_state=3).fit(
+        frame
+    )
     model.save(tmp_path / "model")
     state = model.__getstate__()
     plain = (str, int, float, bool, type(None), np.ndarray, list, tuple, dict)
     assert all(isinstance(value, plain) for value in state.values())
     for again in (MatrixCompletionCV.load(tmp_path / "model"), pickle.loads(pickle.dumps(model))):
-        for a, b in zip(model.predict(wanted, return_std=True), again.predict(wanted, return_std=True), strict=True):
+        for a, b in zip(
+            model.predict(wanted, return_std=True),
+            again.predict(wanted, return_std=True),
+            strict=True,
+        ):
             np.testing.assert_array_equal(a, b)
         again.set_params(ranks=tuple(again.ranks), ridges=tuple(again.ridges))
         assert again.get_params() == model.get_params()
@@ -261,15 +323,30 @@ def test_files_and_pickles_keep_everything(table, tmp_path):
         assert again.recommend("u3", 3).equals(model.recommend("u3", 3))
     plainer = MatrixCompletion.load(tmp_path / "model")
     assert plainer.rank == 2
-    assert json.loads((tmp_path / "model" / "model.json").read_text())["names"] == ["user", "item", "y"]
-    assert sorted(p.name for p in (tmp_path / "model").iterdir()) == ["model.json", "model.safetensors"]
+    assert json.loads((tmp_path / "model" / "model.json").read_text())["names"] == [
+        "user",
+        "item",
+        "y",
+    ]
+    assert sorted(p.name for p in (tmp_path / "model").iterdir()) == [
+        "model.json",
+        "model.safetensors",
+    ]
 
 
-@pytest.mark.parametrize(("name", "value", "message"), [
-    ("scale", 0.0, "scale is"), ("noise_precision", 2.0**200, "noise_precision is"), ("trace", 7, "its trace is not"),
-    ("inference", "both", "inference is 'both'"), ("n_ratings", -1, "n_ratings is"), ("has_offset", None, "has_offset"),
-    ("names", [1], "three names are expected"), ("params", {"rank": -4}, "rank must be"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("scale", 0.0, "scale is"),
+        ("noise_precision", 2.0**200, "noise_precision is"),
+        ("trace", 7, "its trace is not"),
+        ("inference", "both", "inference is 'both'"),
+        ("n_ratings", -1, "n_ratings is"),
+        ("has_offset", None, "has_offset"),
+        ("names", [1], "three names are expected"),
+        ("params", {"rank": -4}, "rank must be"),
+    ],
+)
 def test_a_damaged_field_is_named_with_its_file(table, tmp_path, name, value, message):
     from fisherfold.files import read_tensors, write_tensors
 
@@ -290,8 +367,15 @@ def test_the_search_finds_the_error_of_the_fit_that_is_made_in_the_end(density, 
     true = 3 + draw.normal(size=(150, 5)) @ draw.normal(size=(5, 80)) / 5**0.5
     seen = draw.random(true.shape) < density
     pairs, values = np.argwhere(seen), true[seen] + 0.3 * draw.normal(size=seen.sum())
-    path = MatrixCompletionCV(ranks=(2, 5, 10), ridges=(ridge,)).fit(pairs, values).cv_results_["mean_rmse"]
-    alone = [MatrixCompletionCV((rank,), ridges=(ridge,)).fit(pairs, values).best_rmse_ for rank in (2, 5, 10)]
+    path = (
+        MatrixCompletionCV(ranks=(2, 5, 10), ridges=(ridge,))
+        .fit(pairs, values)
+        .cv_results_["mean_rmse"]
+    )
+    alone = [
+        MatrixCompletionCV((rank,), ridges=(ridge,)).fit(pairs, values).best_rmse_
+        for rank in (2, 5, 10)
+    ]
     np.testing.assert_allclose(path, alone, rtol=1e-6)
 
 
@@ -301,7 +385,9 @@ def test_the_search_finds_the_rank(table):
     assert (model.best_rank_, model.best_ridge_) == (2, None)
     assert model.best_rmse_ == min(model.cv_results_["mean_rmse"])
     assert len(model.cv_results_["mean_rmse"]) == 4
-    np.testing.assert_array_equal(model.predict(held), MatrixCompletion(rank=2).fit(pairs, values).predict(held))
+    np.testing.assert_array_equal(
+        model.predict(held), MatrixCompletion(rank=2).fit(pairs, values).predict(held)
+    )
     chosen = MatrixCompletionCV(ranks=(1, 2), inference="point", ridges=(0.5,)).fit(pairs, values)
     assert chosen.best_rank_ == 2
 

@@ -34,7 +34,10 @@ def test_feature_effects_are_the_dense_gaussian_posterior():
     """W given Ū is a linear regression, and its part of the bound is the log marginal likelihood of Ū."""
     table, groups = feature_table(12, [0, 0, 1], 0)
     rng = np.random.default_rng(1)
-    target, root = torch.from_numpy(rng.normal(size=(12, 2))), torch.from_numpy(rng.normal(size=(2, 2)))
+    target, root = (
+        torch.from_numpy(rng.normal(size=(12, 2))),
+        torch.from_numpy(rng.normal(size=(2, 2))),
+    )
     precision = root @ root.T + torch.eye(2)
     inverse_of_k = torch.linalg.inv(precision).contiguous()
     effects = FeatureEffects.start(table, groups, 2).improved(target, precision, 2)
@@ -47,13 +50,19 @@ def test_feature_effects_are_the_dense_gaussian_posterior():
     covariance = prior - prior @ design.T @ torch.linalg.solve(marginal, design @ prior)
     torch.testing.assert_close(torch.kron(effects.inverse.contiguous(), inverse_of_k), covariance)
     off = target - effects.shift()
-    bound = 6 * torch.logdet(precision) - 0.5 * (precision * (off.T @ off + effects.penalty())).sum()
+    bound = (
+        6 * torch.logdet(precision) - 0.5 * (precision * (off.T @ off + effects.penalty())).sum()
+    )
     bound += effects.log_volume() - 12 * math.log(2 * math.pi)
-    expected = scipy.stats.multivariate_normal.logpdf(target.flatten().numpy(), cov=marginal.numpy())
+    expected = scipy.stats.multivariate_normal.logpdf(
+        target.flatten().numpy(), cov=marginal.numpy()
+    )
     assert float(bound) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("what", ["features", "more features than rows", "collinear", "weights", "time", "all"])
+@pytest.mark.parametrize(
+    "what", ["features", "more features than rows", "collinear", "weights", "time", "all"]
+)
 def test_bound_never_decreases(what):
     ratings, _ = low_rank(60, 40, 3, 0.3, 0.4, 3)
     rng, options = np.random.default_rng(0), {}
@@ -63,12 +72,21 @@ def test_bound_never_decreases(what):
         options["features"] = feature_table(60, [0] * 90, 1), None
     if what == "collinear":
         table, _ = feature_table(60, [0, 0], 1)
-        options["features"] = (torch.cat([table, 2 * table], dim=1), torch.tensor([0, 0, 1, 1])), None
+        options["features"] = (
+            (torch.cat([table, 2 * table], dim=1), torch.tensor([0, 0, 1, 1])),
+            None,
+        )
     if what in ("weights", "time", "all"):
         times = torch.from_numpy(rng.random(ratings.n_ratings)) if what != "weights" else None
         starts = torch.tensor([0.3, 0.6], dtype=torch.float64)
-        weights = torch.from_numpy(rng.integers(1, 4, ratings.n_ratings).astype(float)) if what != "time" else None
-        options["observations"] = Observations(ratings, times=times, weights=weights, periods=(starts, starts))
+        weights = (
+            torch.from_numpy(rng.integers(1, 4, ratings.n_ratings).astype(float))
+            if what != "time"
+            else None
+        )
+        options["observations"] = Observations(
+            ratings, times=times, weights=weights, periods=(starts, starts)
+        )
     trace = fit_variational(ratings, 3, max_iter=40, tol=-np.inf, **options).trace
     assert len(trace) == 40
     assert (np.diff([record["bound"] for record in trace]) > -1e-9).all()
@@ -76,35 +94,50 @@ def test_bound_never_decreases(what):
 
 def test_a_rating_of_weight_two_counts_as_two():
     ratings, _ = low_rank(9, 7, 2, 0.6, 0.3, 0)
-    weights = torch.from_numpy(np.random.default_rng(0).integers(1, 4, ratings.n_ratings).astype(float))
+    weights = torch.from_numpy(
+        np.random.default_rng(0).integers(1, 4, ratings.n_ratings).astype(float)
+    )
     observations = Observations(ratings, weights=weights)
     posterior = fit_variational(ratings, 2, max_iter=3, tol=0, observations=observations)
     by_row, tau = observations.refresh(posterior)[0], posterior.noise_precision
     before, given = posterior.rows.copied(), posterior.columns
-    update_side(posterior.rows, moments(given.mean, given.covariance) * given.weight[:, None], by_row, tau)
+    update_side(
+        posterior.rows, moments(given.mean, given.covariance) * given.weight[:, None], by_row, tau
+    )
     offsets = ratings.by_row.offsets.tolist()
     for i in range(9):
         part = slice(offsets[i], offsets[i + 1])
         entries = [
             (int(j), float(x))
             for j, x, w in zip(
-                ratings.by_row.indices()[part], ratings.by_row.values()[part], weights[part], strict=True
+                ratings.by_row.indices()[part],
+                ratings.by_row.values()[part],
+                weights[part],
+                strict=True,
             )
             for _ in range(int(w))
-        ]  # fmt: skip
+        ]
         mean, _ = reference.posterior_of_row(before, given, i, entries, tau)
         torch.testing.assert_close(posterior.rows.mean[i], mean)
 
 
-@pytest.mark.parametrize(("low", "high"), [(-1.0, 0.5), (0.7, np.inf), (-np.inf, -2.0), (6.0, 6.5), (-9.0, np.inf)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(-1.0, 0.5), (0.7, np.inf), (-np.inf, -2.0), (6.0, 6.5), (-9.0, np.inf)]
+)
 def test_truncated_moments_are_those_of_quadrature(low, high):
     mass, mean, square = (
         scipy.integrate.quad(
-            lambda z, k=k: z**k * scipy.stats.norm.pdf(z), max(low, -30), min(high, 30), points=[np.clip(0, low, high)]
+            lambda z, k=k: z**k * scipy.stats.norm.pdf(z),
+            max(low, -30),
+            min(high, 30),
+            points=[np.clip(0, low, high)],
         )[0]
         for k in range(3)
-    )  # fmt: skip
-    found = [float(part) for part in truncated(torch.tensor([low]).double(), torch.tensor([high]).double())]
+    )
+    found = [
+        float(part)
+        for part in truncated(torch.tensor([low]).double(), torch.tensor([high]).double())
+    ]
     assert found[0] == pytest.approx(mean / mass, rel=1e-5)
     assert 1 + found[1] == pytest.approx(square / mass, rel=1e-5)
     assert found[2] == pytest.approx(math.log(mass), rel=1e-5)
@@ -117,7 +150,9 @@ def test_cut_points_maximise_the_likelihood():
     ordinal = Ordinal(torch.tensor([-0.5, 0.0, 0.5]).double(), torch.arange(4.0).double())
     root = torch.full((20000,), 1 / 0.7, dtype=torch.float64)
     for _ in range(8):
-        ordinal = Ordinal(better_cuts(ordinal, category, torch.from_numpy(mean), root, None), ordinal.values)
+        ordinal = Ordinal(
+            better_cuts(ordinal, category, torch.from_numpy(mean), root, None), ordinal.values
+        )
     torch.testing.assert_close(ordinal.cuts, torch.from_numpy(cuts), atol=0.03, rtol=0)
     again = better_cuts(ordinal, category, torch.from_numpy(mean), root, None)
     torch.testing.assert_close(again, ordinal.cuts, atol=1e-5, rtol=0)
@@ -131,7 +166,13 @@ def test_ordered_posterior_is_that_of_quadrature():
     latent = np.array([offsets[i] for i, _ in entries]) + rng.normal(size=len(entries))
     y = np.digitize(latent, [-1.0, 0.0, 1.0]) + 1.0
     model = MatrixCompletion(
-        1, likelihood="ordered", offsets="rows", rated_sets=False, dtype="float64", tol=1e-7, max_iter=300
+        1,
+        likelihood="ordered",
+        offsets="rows",
+        rated_sets=False,
+        dtype="float64",
+        tol=1e-7,
+        max_iter=300,
     ).fit(entries, y)
     posterior = model.model_.posterior
     side, ordinal = posterior.rows, posterior.ordinal
@@ -141,10 +182,18 @@ def test_ordered_posterior_is_that_of_quadrature():
         rated = np.array([k for k, (row, _) in enumerate(entries) if row == i])
         columns = torch.tensor([entries[k][1] for k in rated])
         fixed = posterior.columns.mean[columns, :-1] @ side.mean[i, :-1]
-        root = (posterior.noise_precision * side.weight[i] * posterior.columns.weight[columns]).sqrt().numpy()
-        low, high = (edge[torch.from_numpy(y[rated] - 1).long()].numpy() for edge in ordinal.bounds())
+        root = (
+            (posterior.noise_precision * side.weight[i] * posterior.columns.weight[columns])
+            .sqrt()
+            .numpy()
+        )
+        low, high = (
+            edge[torch.from_numpy(y[rated] - 1).long()].numpy() for edge in ordinal.bounds()
+        )
         eta = grid[:, None] + fixed.numpy()
-        chance = scipy.stats.norm.cdf((high - eta) * root) - scipy.stats.norm.cdf((low - eta) * root)
+        chance = scipy.stats.norm.cdf((high - eta) * root) - scipy.stats.norm.cdf(
+            (low - eta) * root
+        )
         log = np.log(chance).sum(1) - 0.5 * prior * (grid - float(side.prior_mean[0, -1])) ** 2
         density = np.exp(log - log.max())
         density /= density.sum()
@@ -205,7 +254,8 @@ def test_drift_is_followed_and_a_time_without_ratings_is_the_level():
     model = MatrixCompletion(1).fit(frame[~held], time="at", columns=("user", "item", "rating"))
     pairs = frame[held][["user", "item"]]
     errors = [
-        np.sqrt(np.mean((model.predict(pairs, time=time) - y[held]) ** 2)) for time in (frame[held]["at"], None)
+        np.sqrt(np.mean((model.predict(pairs, time=time) - y[held]) ** 2))
+        for time in (frame[held]["at"], None)
     ]
     assert errors[0] < 0.75 < errors[1]
     later = pd.Series(pd.to_datetime(["2021-01-01"] * len(pairs)))
@@ -221,7 +271,11 @@ def test_category_probabilities_are_calibrated(likelihood, tmp_path):
     u, v = rng.normal(size=(300, 2)), rng.normal(size=(120, 2))
     i, j = np.nonzero(rng.random((300, 120)) < 0.3)
     z = (u[i] * v[j]).sum(1) + 0.7 * rng.normal(size=len(i))
-    y = np.digitize(z, [-1.0, 0.0, 0.3, 1.5]) + 1.0 if likelihood == "ordered" else np.where(z > 0.4, 7.0, -2.0)
+    y = (
+        np.digitize(z, [-1.0, 0.0, 0.3, 1.5]) + 1.0
+        if likelihood == "ordered"
+        else np.where(z > 0.4, 7.0, -2.0)
+    )
     held, pairs = rng.random(len(y)) < 0.2, np.stack([i, j], axis=1)
     model = MatrixCompletion(3, likelihood=likelihood).fit(pairs[~held], y[~held])
     chance = model.predict_proba(pairs[held])
@@ -245,12 +299,17 @@ def test_category_probabilities_are_calibrated(likelihood, tmp_path):
 def test_dates_are_numbers(kind):
     days = pd.date_range("2020-01-01", periods=5, freq="D")
     column = {
-        "datetime64": days, "time zone": pd.Series(days.tz_localize("UTC")),
-        "dates": [day.date() for day in days], "polars": pl.Series(days.date), "text of a file": days.astype(str),
-    }[kind]  # fmt: skip
+        "datetime64": days,
+        "time zone": pd.Series(days.tz_localize("UTC")),
+        "dates": [day.date() for day in days],
+        "polars": pl.Series(days.date),
+        "text of a file": days.astype(str),
+    }[kind]
     frame = {"item": list("abcde"), "out": column}
     if kind == "text of a file":
-        frame = with_numbers(pl.DataFrame({name: list(values) for name, values in frame.items()}), "item")
+        frame = with_numbers(
+            pl.DataFrame({name: list(values) for name, values in frame.items()}), "item"
+        )
     found = encode_features(frame, "column", "item").table[:, 0]
     np.testing.assert_allclose(found, np.arange(-2, 3) / 2**0.5)
 
@@ -260,11 +319,17 @@ def test_dates_are_numbers(kind):
 def test_pairs_given_twice_have_the_category_nearest_to_their_mean(likelihood, timed):
     rng = np.random.default_rng(0)
     pairs = np.argwhere(rng.random((40, 20)) < 0.5)
-    y = rng.integers(1, 6, len(pairs)) if likelihood == "ordered" else 4 * rng.integers(0, 2, len(pairs))
+    y = (
+        rng.integers(1, 6, len(pairs))
+        if likelihood == "ordered"
+        else 4 * rng.integers(0, 2, len(pairs))
+    )
     other = np.maximum(y - 1, 1)[:80] if likelihood == "ordered" else 4 - y[:80]
     twice, values = np.concatenate([pairs, pairs[:80]]), np.concatenate([y, other])
     times = 3600.0 * np.arange(len(values))
-    nearest = np.concatenate([np.minimum(y[:80], other), y[80:]])  # the lower one of two that are as near
+    nearest = np.concatenate(
+        [np.minimum(y[:80], other), y[80:]]
+    )  # the lower one of two that are as near
     joint = {"time": np.concatenate([times[len(y) :], times[80 : len(y)]])} if timed else {}
     once = MatrixCompletion(1, likelihood=likelihood, max_iter=3).fit(pairs, nearest, **joint)
     given = {"time": times} if timed else {}
@@ -282,26 +347,39 @@ def test_a_model_with_features_and_times_is_saved(tmp_path):
     pairs, times = frame[["user", "item"]][:50], np.arange(50) * 600.0
     model.save(tmp_path / "model")
     again = MatrixCompletion.load(tmp_path / "model")
-    np.testing.assert_array_equal(again.predict(pairs, time=times), model.predict(pairs, time=times))
+    np.testing.assert_array_equal(
+        again.predict(pairs, time=times), model.predict(pairs, time=times)
+    )
     with pytest.raises(ValueError, match="takes no new ratings: fit it to all of them"):
         model.partial_fit(frame[:3])
 
 
-@pytest.mark.parametrize("what", ["row_features", "column_features", "time", "sample_weight", "ordered"])
+@pytest.mark.parametrize(
+    "what", ["row_features", "column_features", "time", "sample_weight", "ordered"]
+)
 def test_the_search_over_ranks_takes_what_fit_takes(what):
     """Held-out errors are those of fits to the folds with the same options."""
     frame, users, items = simulated()
     frame = frame[frame["item"] != 7]
     rng = np.random.default_rng(0)
-    extra = {"time": np.arange(len(frame)) * 600.0, "sample_weight": rng.integers(1, 4, len(frame)).astype(float)}
-    given = {what: {"row_features": users, "column_features": items, **extra}[what]} if what != "ordered" else {}
+    extra = {
+        "time": np.arange(len(frame)) * 600.0,
+        "sample_weight": rng.integers(1, 4, len(frame)).astype(float),
+    }
+    given = (
+        {what: {"row_features": users, "column_features": items, **extra}[what]}
+        if what != "ordered"
+        else {}
+    )
     options = {"max_iter": 4} | ({"likelihood": "ordered"} if what == "ordered" else {})
     if what == "ordered":
         frame["rating"] = np.digitize(frame["rating"], [2.0, 3.0, 4.0])
     search = MatrixCompletionCV((1, 3), cv=2, **options).fit(frame, **given)
     fold = np.random.default_rng(0).permutation(len(frame)) % 2
     for k in range(2):
-        inside = {name: value[fold != k] if name in extra else value for name, value in given.items()}
+        inside = {
+            name: value[fold != k] if name in extra else value for name, value in given.items()
+        }
         outside = {name: value[fold == k] for name, value in given.items() if name in extra}
         model = MatrixCompletion(1, **options).fit(frame[fold != k], **inside)
         held = frame[fold == k]
@@ -323,14 +401,28 @@ def test_weights_and_times_of_a_pair_given_twice_are_joined():
 
 
 def test_missing_numbers_and_constant_features_are_named():
-    items = {"item": [1, 2, 3, 4], "year": [1.0, None, 2.0, 3.0], "same": ["a"] * 4, "genre": ["x|y", "y", None, "x"]}
+    items = {
+        "item": [1, 2, 3, 4],
+        "year": [1.0, None, 2.0, 3.0],
+        "same": ["a"] * 4,
+        "genre": ["x|y", "y", None, "x"],
+    }
     with pytest.warns(UserWarning, match=r"'year': 1 missing number set to the mean"):
         found = encode_features(pd.DataFrame(items).drop(columns="same"), "column", "item")
     assert found.names == ["year", "genre"]
     assert found.table[1, 0] == 0
     with pytest.warns(UserWarning, match="column_features: same left out: the same for all"):
-        encode_features({"item": items["item"], "same": items["same"], "genre": items["genre"]}, "column", "item")
-    with pytest.raises(ValueError, match="column_features has no feature that differs between members"), pytest.warns():
+        encode_features(
+            {"item": items["item"], "same": items["same"], "genre": items["genre"]},
+            "column",
+            "item",
+        )
+    with (
+        pytest.raises(
+            ValueError, match="column_features has no feature that differs between members"
+        ),
+        pytest.warns(),
+    ):
         encode_features({"item": [1, 2], "same": ["a", "a"]}, "column", "item")
 
 
@@ -339,9 +431,15 @@ LISTED = {"item": [1, 2, 3, 4], "genres": [["x", "y"], ["y"], [], ["x"]]}
 
 @pytest.mark.parametrize("kind", [dict, pd.DataFrame, pl.DataFrame])
 def test_lists_are_several_categories_and_ids_may_be_the_index(kind):
-    joined = pd.DataFrame({"genres": ["x|y", "y", None, "x"]}, index=pd.Index([1, 2, 3, 4], name="item"))
+    joined = pd.DataFrame(
+        {"genres": ["x|y", "y", None, "x"]}, index=pd.Index([1, 2, 3, 4], name="item")
+    )
     found, expected = (encode_features(frame, "column", "item") for frame in (kind(LISTED), joined))
-    assert (found.names, list(found.ids)) == (expected.names, list(expected.ids)) == (["genres"], [1, 2, 3, 4])
+    assert (
+        (found.names, list(found.ids))
+        == (expected.names, list(expected.ids))
+        == (["genres"], [1, 2, 3, 4])
+    )
     np.testing.assert_array_equal(found.table, expected.table)
 
 
@@ -363,13 +461,21 @@ def test_new_rows_may_have_rated_columns_that_have_features_alone():
 DAYS = ["1970-01-02", "1970-01-03 12:00"]
 
 
-@pytest.mark.parametrize("form", [
-    [86400, 216000], pd.to_datetime(DAYS, format="mixed"), pd.to_datetime(DAYS, format="mixed").to_pydatetime(),
-    pd.Series(pd.to_datetime(DAYS, format="mixed").tz_localize("UTC").tz_convert("Asia/Tokyo")), DAYS, np.array(DAYS),
-    list(pd.to_datetime(DAYS, format="mixed").to_numpy()),
-    pd.Series(DAYS), pl.Series(["1970-01-02T00:00:00Z", "1970-01-03T13:00:00+01:00"]),
-    pl.Series(DAYS).str.to_datetime(time_zone="UTC", strict=False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "form",
+    [
+        [86400, 216000],
+        pd.to_datetime(DAYS, format="mixed"),
+        pd.to_datetime(DAYS, format="mixed").to_pydatetime(),
+        pd.Series(pd.to_datetime(DAYS, format="mixed").tz_localize("UTC").tz_convert("Asia/Tokyo")),
+        DAYS,
+        np.array(DAYS),
+        list(pd.to_datetime(DAYS, format="mixed").to_numpy()),
+        pd.Series(DAYS),
+        pl.Series(["1970-01-02T00:00:00Z", "1970-01-03T13:00:00+01:00"]),
+        pl.Series(DAYS).str.to_datetime(time_zone="UTC", strict=False),
+    ],
+)
 def test_times_are_numbers_or_dates_of_any_library_or_text(form):
     assert as_times(form, 2).tolist() == [86400.0, 216000.0]
 
@@ -381,20 +487,42 @@ def test_one_time_may_be_asked_for_all_pairs():
     pairs = frame[["user", "item"]][:9]
     number = 1769904000.0
     for one in ("2026-02-01", pd.Timestamp("2026-02-01"), np.datetime64("2026-02-01"), int(number)):
-        assert np.array_equal(model.predict(pairs, time=one), model.predict(pairs, time=[number] * 9))
-        assert np.array_equal(model.predict(pairs, time=number), model.predict(pairs, time=[number] * 9))
+        assert np.array_equal(
+            model.predict(pairs, time=one), model.predict(pairs, time=[number] * 9)
+        )
+        assert np.array_equal(
+            model.predict(pairs, time=number), model.predict(pairs, time=[number] * 9)
+        )
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"row_features": {"user": [8, 9], "age": [1.0, 2.0]}}, "none of the ids of row_features has ratings"),
-        ({"row_features": {"user": [0, 1], "age": [1.0, np.inf]}}, "'age' must be finite, got 1 infinite number"),
-        ({"row_features": {"user": [0, 0], "age": [1.0, 2.0]}}, "one line for each id, 'user' has 1 in 2 lines"),
+        (
+            {"row_features": {"user": [8, 9], "age": [1.0, 2.0]}},
+            "none of the ids of row_features has ratings",
+        ),
+        (
+            {"row_features": {"user": [0, 1], "age": [1.0, np.inf]}},
+            "'age' must be finite, got 1 infinite number",
+        ),
+        (
+            {"row_features": {"user": [0, 0], "age": [1.0, 2.0]}},
+            "one line for each id, 'user' has 1 in 2 lines",
+        ),
         ({"row_features": np.eye(2)}, "must be a data frame with a column of ids, or a pair"),
-        ({"row_features": ([0, 1], np.eye(3))}, r"must be 2 ids and a matrix of as many lines, got shape \(3, 3\)"),
-        ({"row_features": ([0, 1], np.array([["a"], ["b"]]))}, "must hold numbers, got dtype <U1; use a data frame"),
-        ({"time": ["monday"] * 4}, "time must hold numbers, dates, or text as 2024-05-31 18:00, got 'monday'"),
+        (
+            {"row_features": ([0, 1], np.eye(3))},
+            r"must be 2 ids and a matrix of as many lines, got shape \(3, 3\)",
+        ),
+        (
+            {"row_features": ([0, 1], np.array([["a"], ["b"]]))},
+            "must hold numbers, got dtype <U1; use a data frame",
+        ),
+        (
+            {"time": ["monday"] * 4},
+            "time must hold numbers, dates, or text as 2024-05-31 18:00, got 'monday'",
+        ),
         ({"time": [1.0, 2.0]}, "time must have one entry per rating"),
         ({"time": [1.0, 2.0, np.nan, 3.0]}, "time must be finite, got 1 missing time"),
         ({"time": "when"}, "time='when' must name a column of the data frame X"),
@@ -411,16 +539,24 @@ def test_likelihoods_that_do_not_fit_the_values_are_named():
     pairs, rng = [(i, j) for i in range(20) for j in range(10)], np.random.default_rng(0)
     with pytest.raises(ValueError, match="likelihood='binary' needs two different values, got 200"):
         MatrixCompletion(1, likelihood="binary").fit(pairs, rng.normal(size=200))
-    with pytest.raises(ValueError, match="likelihood='ordered' needs 2 to 100 different values, got 200"):
+    with pytest.raises(
+        ValueError, match="likelihood='ordered' needs 2 to 100 different values, got 200"
+    ):
         MatrixCompletion(1, likelihood="ordered").fit(pairs, rng.normal(size=200))
     with pytest.raises(ValueError, match="need inference='variational'"):
-        MatrixCompletion(1, likelihood="binary", inference="point").fit(pairs, rng.integers(0, 2, 200))
+        MatrixCompletion(1, likelihood="binary", inference="point").fit(
+            pairs, rng.integers(0, 2, 200)
+        )
     with pytest.raises(ValueError, match="predict_proba needs likelihood='ordered' or 'binary'"):
         MatrixCompletion(1).fit(pairs, rng.normal(size=200)).predict_proba(pairs)
 
 
 def test_periods_are_days_or_runs_of_as_many_ratings():
-    assert periods_of(np.array([0.0, 5.0, 86400.0, 3 * 86400.0]), 86400.0, 10).tolist() == [86400.0, 259200.0, 345600.0]
+    assert periods_of(np.array([0.0, 5.0, 86400.0, 3 * 86400.0]), 86400.0, 10).tolist() == [
+        86400.0,
+        259200.0,
+        345600.0,
+    ]
     assert periods_of(np.arange(100.0), None, 4).tolist() == [24.75, 49.5, 74.25]
 
 
@@ -434,7 +570,14 @@ def test_the_command_line_reads_features(tmp_path):
     items.to_csv(tmp_path / "items.csv", index=False)
     pl.DataFrame({"user": [1], "item": [0]}).write_csv(tmp_path / "pairs.csv")
     run = CliRunner()
-    command = ["complete", "fit", f"{tmp_path}/ratings.csv", "--column-features", f"{tmp_path}/items.csv", "-o"]
+    command = [
+        "complete",
+        "fit",
+        f"{tmp_path}/ratings.csv",
+        "--column-features",
+        f"{tmp_path}/items.csv",
+        "-o",
+    ]
     found = run.invoke(app, [*command, f"{tmp_path}/model"])
     assert found.exit_code == 0, found.output
     model = MatrixCompletion.load(tmp_path / "model")

@@ -17,7 +17,9 @@ from fisherfold.completion.imputer import pool_estimates
 def factored():
     rng = np.random.default_rng(1)
     scales = np.array([1.0, 100.0, 0.01, 5.0, 1.0, 1.0, 10.0, 1.0])
-    X = (rng.normal(size=(200, 2)) @ rng.normal(size=(2, 8)) + 0.05 * rng.normal(size=(200, 8))) * scales + 7
+    X = (
+        rng.normal(size=(200, 2)) @ rng.normal(size=(2, 8)) + 0.05 * rng.normal(size=(200, 8))
+    ) * scales + 7
     return X, np.where(rng.random(X.shape) < 0.3, np.nan, X), scales
 
 
@@ -44,6 +46,7 @@ def test_new_rows_are_filled_one_by_one_as_together(factored):
 
 def test_more_rows_improve_it(factored):
     X, holes, scales = factored
+
     def error(imputer):
         return np.sqrt(np.mean((((imputer.transform(holes) - X) / scales)[np.isnan(holes)]) ** 2))
 
@@ -71,7 +74,9 @@ def test_draws_vary_as_the_error_bars_say(factored):
 def test_ranks_keep_to_the_observed_values():
     rng = np.random.default_rng(0)
     z = rng.normal(size=(400, 1)) + 0.4 * rng.normal(size=(400, 4))
-    table = np.column_stack([np.exp(2 * z[:, 0]), z[:, 1] > 0, np.round(z[:, 2]), z[:, 3]]).astype(float)
+    table = np.column_stack([np.exp(2 * z[:, 0]), z[:, 1] > 0, np.round(z[:, 2]), z[:, 3]]).astype(
+        float
+    )
     holes = np.where(rng.random(table.shape) < 0.2, np.nan, table)
     imputer = LowRankImputer(rank=2, marginals="ranks").fit(holes)
     for filled in (imputer.transform(holes), next(imputer.sample(holes, 1))):
@@ -80,7 +85,10 @@ def test_ranks_keep_to_the_observed_values():
         assert filled[:, 0].min() >= np.nanmin(holes[:, 0])
     missing = np.isnan(holes[:, 0])
     plain = LowRankImputer(rank=2).fit_transform(holes)
-    logs = [np.log(table[missing, 0].clip(1e-9)) - 2 * z[missing, 0] for table in (imputer.transform(holes), plain)]
+    logs = [
+        np.log(table[missing, 0].clip(1e-9)) - 2 * z[missing, 0]
+        for table in (imputer.transform(holes), plain)
+    ]
     assert np.abs(logs[0]).mean() < np.abs(logs[1]).mean()
 
 
@@ -120,13 +128,21 @@ def test_at_the_edges():
     assert (filled[:, 1] == 0).all()
     strange = X.copy()
     strange[:, 1] = 5000.0  # nothing is known of this column
-    np.testing.assert_array_equal(LowRankImputer().fit(X).transform(strange)[:, [0, 2]], filled[:, [0, 2]])
+    np.testing.assert_array_equal(
+        LowRankImputer().fit(X).transform(strange)[:, [0, 2]], filled[:, [0, 2]]
+    )
     masked = np.ma.masked_invalid(X)
     np.testing.assert_array_equal(LowRankImputer().fit_transform(masked), filled)
     for table, message in (
         (np.full((2, 2), np.nan), "X must contain at least one observed value, got only NaN"),
-        (np.array([[1.7e308, 1.0], [-1.6e308, 2.0]]), r"absolute value 1e\+300 at most, got 1.7e\+308"),
-        (pd.DataFrame({"a": [1.0, 2.0], "city": ["x", "y"]}), "column 'city' must hold numbers, got 'x'"),
+        (
+            np.array([[1.7e308, 1.0], [-1.6e308, 2.0]]),
+            r"absolute value 1e\+300 at most, got 1.7e\+308",
+        ),
+        (
+            pd.DataFrame({"a": [1.0, 2.0], "city": ["x", "y"]}),
+            "column 'city' must hold numbers, got 'x'",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             LowRankImputer().fit(table)

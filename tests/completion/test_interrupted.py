@@ -28,7 +28,11 @@ def test_regressions(name, inference, monkeypatch):
     # what is compared is compared to the bit, after few passes as after many
     model = SubspaceRegressor(2, inference=inference, ridge=1.0, max_iter=10).fit(X, Y, task=TASK)
     before = model.predict(X, task=TASK), model.statistics_.counts.sum(), len(model.task_ids_)
-    for step in ("SubspaceRegressor._set_marginal", "SubspaceRegressor._learn_point", "point_coefficients"):
+    for step in (
+        "SubspaceRegressor._set_marginal",
+        "SubspaceRegressor._learn_point",
+        "point_coefficients",
+    ):
         monkeypatch.setattr(f"fisherfold.subspace.regressor.{step}", stop)
     with pytest.raises(KeyboardInterrupt):
         REGRESSIONS[name](model)
@@ -55,8 +59,9 @@ def test_classifications(monkeypatch):
     before = model.decision_function(X, task=TASK)
     monkeypatch.setattr("fisherfold.subspace.classifier.newton_coefficients", stop)
     for call in (
-        lambda: model.fit(100 * X + 5, Y > 1, task=TASK), lambda: model.fold_in(X[:9], Y[:9] > 0, task=["new"] * 9)
-    ):  # fmt: skip
+        lambda: model.fit(100 * X + 5, Y > 1, task=TASK),
+        lambda: model.fold_in(X[:9], Y[:9] > 0, task=["new"] * 9),
+    ):
         with pytest.raises(KeyboardInterrupt):
             call()
         assert np.array_equal(model.decision_function(X, task=TASK), before)

@@ -14,11 +14,15 @@ def test_solutions_are_those_of_a_dense_solver(size, dtype):
     g = torch.Generator().manual_seed(size)
     root = torch.randn(70, size, 2 * size, generator=g, dtype=torch.float64)
     matrices, pull = root @ root.mT, torch.randn(70, size, generator=g, dtype=torch.float64)
-    mean, packed, log_det = (part.double() for part in solve_batch(matrices.to(dtype), pull.to(dtype)))
+    mean, packed, log_det = (
+        part.double() for part in solve_batch(matrices.to(dtype), pull.to(dtype))
+    )
     inverse = torch.linalg.inv(matrices)
     tolerance = 1e-10 if dtype == torch.float64 else 1e-3
     torch.testing.assert_close(packed, pack(inverse), atol=tolerance, rtol=tolerance)
-    torch.testing.assert_close(mean, (inverse @ pull[:, :, None])[:, :, 0], atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(
+        mean, (inverse @ pull[:, :, None])[:, :, 0], atol=tolerance, rtol=tolerance
+    )
     torch.testing.assert_close(log_det, torch.logdet(matrices), atol=tolerance, rtol=tolerance)
 
 

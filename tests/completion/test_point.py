@@ -17,7 +17,7 @@ from fisherfold.completion.point.fit import (
     fit_point,
     held_out_entries,
     sweep,
-)  # fmt: skip
+)
 from fisherfold.solvers import GradientNorm
 
 RNG = np.random.default_rng(0)
@@ -50,7 +50,9 @@ def rmse(found, matrix):
 def swept(request):
     """Ratings, and a point after two sweeps with a given penalty."""
     ratings, _ = low_rank(n=12, m=9, density=0.6)
-    offsets = dict(zip(("row_offsets", "column_offsets"), getattr(request, "param", (True, True)), strict=True))
+    offsets = dict(
+        zip(("row_offsets", "column_offsets"), getattr(request, "param", (True, True)), strict=True)
+    )
     posterior = start_posterior(ratings, 2, weight_strength=0.0, **offsets)
     _penalise(posterior, ratings, 0.4, 1.0)
     return ratings, posterior, [sweep(posterior, ratings) for _ in range(2)][-1]
@@ -82,13 +84,18 @@ def test_balance_keeps_the_model_and_reaches_the_weighted_nuclear_norm(swept):
     before = predict_all(posterior)
     _balance(posterior, ratings)
     torch.testing.assert_close(predict_all(posterior), before, rtol=0, atol=1e-12)
-    left, right = (s.mean[:, :-1] / s.weight.sqrt()[:, None] for s in (posterior.rows, posterior.columns))
+    left, right = (
+        s.mean[:, :-1] / s.weight.sqrt()[:, None] for s in (posterior.rows, posterior.columns)
+    )
     torch.testing.assert_close(left.T @ left, right.T @ right, rtol=0, atol=1e-11)
-    torch.testing.assert_close((left**2).sum(), torch.linalg.matrix_norm(left @ right.T, "nuc"), rtol=1e-11, atol=0)
+    torch.testing.assert_close(
+        (left**2).sum(), torch.linalg.matrix_norm(left @ right.T, "nuc"), rtol=1e-11, atol=0
+    )
 
 
 @pytest.mark.parametrize(
-    ("noise", "density", "rank", "expected"), [(1.0, 0.3, 6, 1.0), (0.0, 0.4, 3, 1e-3), (0.05, 0.4, 3, 0.06)]
+    ("noise", "density", "rank", "expected"),
+    [(1.0, 0.3, 6, 1.0), (0.0, 0.4, 3, 1e-3), (0.05, 0.4, 3, 0.06)],
 )
 def test_the_ridge_found_on_validation_is_the_best_of_its_path(noise, density, rank, expected):
     """With little noise it goes below its path, which begins at twice the variance that offsets leave."""
@@ -100,7 +107,9 @@ def test_the_ridge_found_on_validation_is_the_best_of_its_path(noise, density, r
     assert ridge == pytest.approx(best, rel=0.25)
     assert rmse(found, matrix) < expected * float(matrix.std())
     if noise == 1.0:
-        assert rmse(found, matrix) < min(rmse(fit_point(ratings, rank, ridge=r), matrix) for r in (0.05, 100.0))
+        assert rmse(found, matrix) < min(
+            rmse(fit_point(ratings, rank, ridge=r), matrix) for r in (0.05, 100.0)
+        )
 
 
 def test_the_held_out_part_is_the_same_whoever_holds_the_entries():
@@ -125,9 +134,13 @@ def test_fold_in_with_the_prior_returns_the_fitted_column():
     for i in (0, 11):
         part = slice(int(side.offsets[i]), int(side.offsets[i + 1]))
         rows, values = side.indices()[part].long(), side.values()[part]
-        design = torch.cat([rows_of_model[rows, :-1], torch.ones(len(rows), 1, dtype=torch.float64)], dim=1)
+        design = torch.cat(
+            [rows_of_model[rows, :-1], torch.ones(len(rows), 1, dtype=torch.float64)], dim=1
+        )
         target = values - rows_of_model[rows, -1]
-        system = tau * design.T @ design + (len(rows) / mean_count) ** 0.5 * posterior.columns.precision
+        system = (
+            tau * design.T @ design + (len(rows) / mean_count) ** 0.5 * posterior.columns.precision
+        )
         expected = torch.linalg.solve(system, tau * design.T @ target)
         torch.testing.assert_close(columns_of_model[i], expected, rtol=0, atol=1e-9)
 
@@ -143,7 +156,9 @@ def test_the_objective_falls_and_the_fit_converges():
 @pytest.mark.parametrize("solver", ["auto", "rngd"])
 @pytest.mark.parametrize("offsets", ["both", "rows", "columns", "global", "none"])
 def test_offsets_are_fitted_as_asked(offsets, solver):
-    model = MatrixCompletion(2, inference="point", solver=solver, offsets=offsets, max_iter=3).fit(PAIRS, 1 + VALUES)
+    model = MatrixCompletion(2, inference="point", solver=solver, offsets=offsets, max_iter=3).fit(
+        PAIRS, 1 + VALUES
+    )
     assert bool(model.row_offsets_.any()) == (offsets in {"both", "rows"})
     assert bool(model.column_offsets_.any()) == (offsets in {"both", "columns"})
     assert (model.offset_ != 0) == (offsets != "none")
@@ -159,14 +174,25 @@ def test_offsets_are_fitted_as_asked(offsets, solver):
 def test_degenerate_tables_give_finite_models(entries, dtype, ridge):
     rows, columns, values = entries
     pairs = np.column_stack([rows, columns])
-    predicted = MatrixCompletion(1, inference="point", dtype=dtype, ridge=ridge).fit(pairs, values).predict(pairs)
+    predicted = (
+        MatrixCompletion(1, inference="point", dtype=dtype, ridge=ridge)
+        .fit(pairs, values)
+        .predict(pairs)
+    )
     assert np.isfinite(predicted).all()
     if len(set(values)) == 1:
         np.testing.assert_allclose(predicted, values, rtol=1e-5)
 
 
 def estimator(**options):
-    known = {"rank": 2, "inference": "point", "dtype": "float64", "offsets": "none", "max_iter": 200, "tol": 0.0}
+    known = {
+        "rank": 2,
+        "inference": "point",
+        "dtype": "float64",
+        "offsets": "none",
+        "max_iter": 200,
+        "tol": 0.0,
+    }
     return MatrixCompletion(**known | options)
 
 
@@ -182,9 +208,15 @@ def test_the_estimator_solves_the_problem_of_minimize(solver):
     noisy = VALUES + 0.3 * np.random.default_rng(1).normal(size=len(VALUES))
     model = estimator(solver=solver, ridge=0.01, max_iter=10, clip=False).fit(PAIRS, noisy)
     scale = np.sqrt(np.mean(noisy**2))
-    problem = CompletionProblem(Ratings(*PAIRS.T, noisy / scale, TABLE.shape, dtype=torch.float64), 2, ridge=0.01)
-    x0 = problem.manifold.random_point(generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = minimize(problem, x0, solver, max_iter=10, stop=GradientNorm(1e-10), **OPTIONS.get(solver, {}))
+    problem = CompletionProblem(
+        Ratings(*PAIRS.T, noisy / scale, TABLE.shape, dtype=torch.float64), 2, ridge=0.01
+    )
+    x0 = problem.manifold.random_point(
+        generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    found = minimize(
+        problem, x0, solver, max_iter=10, stop=GradientNorm(1e-10), **OPTIONS.get(solver, {})
+    )
     a = problem.fit(found.x).coefficients
     matrix = (a @ found.x.mT if problem.transposed else found.x @ a.mT).numpy() * scale
     np.testing.assert_allclose(model.predict(HELD), matrix[~SEEN], rtol=1e-6, atol=1e-6)
@@ -199,7 +231,9 @@ def test_files_folds_and_new_ids(solver, tmp_path):
     assert again.get_params()["solver"] == solver
     assert np.array_equal(again.predict(HELD), model.predict(HELD))
     assert np.isfinite(again.predict_new([3], [1.0], [0, 1])).all()
-    assert np.isfinite(again.partial_fit([(50, 3), (50, 4), (0, 50)], [1.0, 2.0, 1.0]).predict(HELD)).all()
+    assert np.isfinite(
+        again.partial_fit([(50, 3), (50, 4), (0, 50)], [1.0, 2.0, 1.0]).predict(HELD)
+    ).all()
 
 
 @pytest.mark.parametrize("solver", ["auto", "rngd"])

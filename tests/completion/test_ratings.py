@@ -13,7 +13,9 @@ from fisherfold.completion.ratings import Ratings
 def dense(ratings, by_row):
     """The matrix with NaN at holes, read from one of the two orders."""
     side = ratings.by_row if by_row else ratings.by_column
-    matrix = torch.full(ratings.shape if by_row else ratings.shape[::-1], float("nan"), dtype=ratings.dtype)
+    matrix = torch.full(
+        ratings.shape if by_row else ratings.shape[::-1], float("nan"), dtype=ratings.dtype
+    )
     matrix[side.groups().long(), side.indices().long()] = side.values()
     return matrix if by_row else matrix.T
 
@@ -32,7 +34,9 @@ def test_both_orders_hold_the_matrix(dtype, limit):
     expected[rows, columns] = torch.as_tensor(values, dtype=dtype)
     for by_row in (True, False):
         torch.testing.assert_close(dense(ratings, by_row), expected, rtol=0, atol=0, equal_nan=True)
-        torch.testing.assert_close(dense(ratings.T, by_row), expected.T, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(
+            dense(ratings.T, by_row), expected.T, rtol=0, atol=0, equal_nan=True
+        )
     assert ratings.nbytes == limit * ratings.n_ratings + 4 * (sum(ratings.shape) + 2)
     assert ratings.dtype == dtype
     assert ratings.row_counts.sum() == 80_000
@@ -61,7 +65,9 @@ def test_ids_above_16_bits_are_sorted():
     rows, columns = rng.choice(200_000, 500, replace=False), rng.choice(200_000, 500, replace=False)
     ratings = Ratings(rows, columns, np.arange(500.0), dtype=torch.float32)
     got = {(r, c): v for r, c, v in zip(*(t.tolist() for t in ratings.entries()), strict=True)}
-    assert got == {(r, c): v for r, c, v in zip(rows.tolist(), columns.tolist(), range(500), strict=True)}
+    assert got == {
+        (r, c): v for r, c, v in zip(rows.tolist(), columns.tolist(), range(500), strict=True)
+    }
     assert bool((ratings.by_column.groups().diff() >= 0).all())
 
 
@@ -79,11 +85,23 @@ def test_the_same_row_in_neighbouring_columns_is_no_duplicate():
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
-        (([0, 0], [1, 1], [1.0, 2.0]), ValueError, "1 entry repeats a pair.*row 0, column 1.*duplicates='mean'"),
+        (
+            ([0, 0], [1, 1], [1.0, 2.0]),
+            ValueError,
+            "1 entry repeats a pair.*row 0, column 1.*duplicates='mean'",
+        ),
         (([0, -1], [1, 1], [1.0, 2.0]), ValueError, "rows must lie between 0 and .*from -1 to 0"),
         (([0, 2**40], [1, 1], [1.0, 2.0]), ValueError, f"rows must lie between .* to {2**40}"),
-        (([0.5, 1], [1, 1], [1.0, 2.0]), TypeError, "rows must hold whole numbers, got dtype float64"),
-        (([0, 1], [1, 1], [1.0, float("nan")]), ValueError, "values must be finite, got 1 NaN or infinite among 2"),
+        (
+            ([0.5, 1], [1, 1], [1.0, 2.0]),
+            TypeError,
+            "rows must hold whole numbers, got dtype float64",
+        ),
+        (
+            ([0, 1], [1, 1], [1.0, float("nan")]),
+            ValueError,
+            "values must be finite, got 1 NaN or infinite among 2",
+        ),
         (([0, 1], [1, 1], ["a", "b"]), TypeError, "values must be numbers, got dtype <U1"),
         (([0, 1], [1, 1], [1.0]), ValueError, "must have one length"),
         (([[0]], [1], [1.0]), ValueError, r"rows must have one dimension, got shape \(1, 1\)"),
@@ -98,9 +116,13 @@ def test_bad_entries_are_refused(arguments, kind, message):
 def test_bad_options_are_refused():
     with pytest.raises(ValueError, match=r"shape must be at least \(2, 3\).*got \(2, 2\)"):
         Ratings([1], [2], [1.0], shape=(2, 2))
-    with pytest.raises(ValueError, match=r"dtype must be torch.float32 or torch.float64, got torch.float16"):
+    with pytest.raises(
+        ValueError, match=r"dtype must be torch.float32 or torch.float64, got torch.float16"
+    ):
         Ratings([1], [2], [1.0], dtype=torch.float16)
-    with pytest.raises(ValueError, match="duplicates must be 'error', 'mean', 'last' or 'sum', got 'first'"):
+    with pytest.raises(
+        ValueError, match="duplicates must be 'error', 'mean', 'last' or 'sum', got 'first'"
+    ):
         Ratings([1], [2], [1.0], duplicates="first")
     with pytest.raises(ValueError, match="between 1 and 2147483647 ratings, got 0"):
         Ratings(np.zeros(0, int), np.zeros(0, int), np.zeros(0))

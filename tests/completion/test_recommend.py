@@ -24,7 +24,9 @@ def fitted():
     truth = 3 + rng.normal(size=(50, 2)) @ rng.normal(size=(2, 30)) + rng.normal(size=30)
     seen = rng.random(truth.shape) < 0.4
     pairs = np.argwhere(seen)
-    frame = pl.DataFrame({"user": pairs[:, 0], "item": [f"i{j}" for j in pairs[:, 1]], "rating": truth[seen]})
+    frame = pl.DataFrame(
+        {"user": pairs[:, 0], "item": [f"i{j}" for j in pairs[:, 1]], "rating": truth[seen]}
+    )
     return MatrixCompletion(rank=2, clip=False, dtype="float64").fit(frame), seen
 
 
@@ -71,18 +73,32 @@ def test_bounds_and_draws_come_from_the_posterior(fitted):
     model, _ = fitted
     upper = model.recommend(4, 30, by="upper", exclude_seen=False)
     pairs = [(4, item) for item in upper["item"]]
-    rows, columns = model.model_.locate([4] * 30, "row", "prior"), model.model_.locate(upper["item"], "column", "prior")
+    rows, columns = (
+        model.model_.locate([4] * 30, "row", "prior"),
+        model.model_.locate(upper["item"], "column", "prior"),
+    )
     mean, std = model.predict(pairs, return_std=True)
     at = model.model_.tensor
     posterior, scale = model.model_.posterior, model.model_.scale
-    noise = scale**2 * (
-        posterior._noise(posterior.rows, at(rows)) * posterior._noise(posterior.columns, at(columns))
-        / posterior.noise_precision
-    ).numpy()  # fmt: skip
-    np.testing.assert_allclose(upper["prediction"], mean + 1.645 * np.sqrt(std**2 - noise), rtol=1e-6)
-    draws = np.stack([
-        model.recommend(4, 30, by="sample", seed=k, exclude_seen=False).sort("item")["prediction"] for k in range(300)
-    ])  # fmt: skip
+    noise = (
+        scale**2
+        * (
+            posterior._noise(posterior.rows, at(rows))
+            * posterior._noise(posterior.columns, at(columns))
+            / posterior.noise_precision
+        ).numpy()
+    )
+    np.testing.assert_allclose(
+        upper["prediction"], mean + 1.645 * np.sqrt(std**2 - noise), rtol=1e-6
+    )
+    draws = np.stack(
+        [
+            model.recommend(4, 30, by="sample", seed=k, exclude_seen=False).sort("item")[
+                "prediction"
+            ]
+            for k in range(300)
+        ]
+    )
     order = np.argsort(upper["item"].to_numpy())
     np.testing.assert_allclose(draws.mean(0), mean[order], atol=5 * np.sqrt((std**2).max() / 300))
     np.testing.assert_allclose(draws.std(0), np.sqrt(std**2 - noise)[order], rtol=0.3)
@@ -106,14 +122,19 @@ def test_similar_columns_have_predictions_that_go_together(fitted):
 def test_new_rows_are_recommended_to_like_known_ones(fitted):
     model, _ = fitted
     rated = {f"i{j}": 4.0 for j in range(5)}
-    with pytest.warns(UserWarning, match="1 rated column id was not seen in fit and left out, of 6"):
+    with pytest.warns(
+        UserWarning, match="1 rated column id was not seen in fit and left out, of 6"
+    ):
         alone = model.recommend_new(rated | {"no": 1.0}, 40)
     assert alone.columns == ["item", "prediction"]
     assert alone.height == 25
     np.testing.assert_allclose(
-        alone["prediction"], model.predict_new(list(rated), list(rated.values()), alone["item"].to_list())
+        alone["prediction"],
+        model.predict_new(list(rated), list(rated.values()), alone["item"].to_list()),
     )
-    frame = pl.DataFrame({"user": ["a"] * 5 + ["b"], "item": [*list(rated)[:5], "i9"], "rating": [4.0] * 5 + [1.0]})
+    frame = pl.DataFrame(
+        {"user": ["a"] * 5 + ["b"], "item": [*list(rated)[:5], "i9"], "rating": [4.0] * 5 + [1.0]}
+    )
     several = model.recommend_new(frame, 25)
     assert several.filter(pl.col("user") == "a")["item"].to_list() == alone["item"].to_list()
     assert "i9" not in several.filter(pl.col("user") == "b")["item"]
@@ -153,12 +174,19 @@ def test_metrics_are_those_of_scikit_learn_and_of_their_definitions(k):
     assert found["novelty"] == pytest.approx(-np.log2((gains > 0).mean(0))[order[:, :k]].mean())
     # relevant pairs that are given twice, as in a log of plays, and those of no gain change nothing
     twice, none = np.concatenate([i, i[::2], np.arange(20)]), np.zeros(20)
-    more = twice, np.concatenate([j, j[::2], 99 + np.arange(20)]), np.concatenate([gains[i, j], gains[i, j][::2], none])
+    more = (
+        twice,
+        np.concatenate([j, j[::2], 99 + np.arange(20)]),
+        np.concatenate([gains[i, j], gains[i, j][::2], none]),
+    )
     assert ranking_metrics(lists, more, k, trained=(i, j)) == found
     # nor do lists in another order of their rows, or of people without a relevant column
     mixed = np.concatenate([lists[0], [77]])[::-1], np.concatenate([lists[1], [3]])[::-1]
     backwards = np.lexsort((-np.arange(len(mixed[0])), mixed[0]))
-    assert ranking_metrics((mixed[0][backwards], mixed[1][backwards]), (i, j, gains[i, j]), k)["ndcg"] == found["ndcg"]
+    assert (
+        ranking_metrics((mixed[0][backwards], mixed[1][backwards]), (i, j, gains[i, j]), k)["ndcg"]
+        == found["ndcg"]
+    )
 
 
 def test_errors_and_calibration():
@@ -177,8 +205,11 @@ def test_splits_hold_out_what_they_say():
     rng = np.random.default_rng(0)
     rows, times = rng.integers(0, 20, 300), rng.integers(0, 1000, 300)
     for train, test in (
-        random_split(300, 0.2), time_split(times, 0.2), last_out_split(rows, times), row_split(rows, 0.2)
-    ):  # fmt: skip
+        random_split(300, 0.2),
+        time_split(times, 0.2),
+        last_out_split(rows, times),
+        row_split(rows, 0.2),
+    ):
         assert sorted([*train, *test]) == list(range(300))
     train, test = time_split(pd.to_datetime(pd.Series(times), unit="D"), 0.2)
     assert times[train].max() < times[test].min()
@@ -191,9 +222,10 @@ def test_splits_hold_out_what_they_say():
     assert len(np.unique(rows[test])) == 4
     assert not set(rows[train]) & set(rows[test])
     for call, message in (
-        (lambda: random_split(10, 1.5), "test must be a share"), (lambda: time_split([1, 1, 1]), "nothing is later"),
+        (lambda: random_split(10, 1.5), "test must be a share"),
+        (lambda: time_split([1, 1, 1]), "nothing is later"),
         (lambda: time_split([1.0, np.nan]), "time must be finite, got 1 missing time"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValueError, match=message):
             call()
 

@@ -31,7 +31,12 @@ def test_fold_in_of_a_row_is_its_textbook_posterior(fitted):
     batch = Ratings([0, 0, 0], [0, 1, 2], [x for _, x in entries], (1, 3))
     columns = posterior.columns.mean.clone()
     absorb(
-        posterior, batch, torch.tensor([40]), torch.tensor([j for j, _ in entries]), passes=1, move=(True, False)
+        posterior,
+        batch,
+        torch.tensor([40]),
+        torch.tensor([j for j, _ in entries]),
+        passes=1,
+        move=(True, False),
     )
     torch.testing.assert_close(posterior.rows.mean[40], mean)
     torch.testing.assert_close(unpack(posterior.rows.covariance)[40], covariance)
@@ -46,8 +51,13 @@ def test_fold_in_of_a_row_does_not_take_the_effects_of_its_rated_set_for_known()
     number = torch.tensor([j for j, _ in entries])
     rows, columns, n = posterior.rows, posterior.columns, len(entries)
     effects = rows.set_effects.effects.double()[number]
-    shares = torch.tensor([sum(1 / rows.counts[i] for i in ratings.entries()[0][ratings.entries()[1] == j])
-                           for j in number], dtype=torch.float64)  # fmt: skip
+    shares = torch.tensor(
+        [
+            sum(1 / rows.counts[i] for i in ratings.entries()[0][ratings.entries()[1] == j])
+            for j in number
+        ],
+        dtype=torch.float64,
+    )
     spread = torch.linalg.inv(rows.precision)
     prior_mean = rows.center.double() + effects.sum(0) / n**0.5
     prior = spread + sum(spread / (3.0 + share) for share in shares) / n
@@ -59,13 +69,20 @@ def test_fold_in_of_a_row_does_not_take_the_effects_of_its_rated_set_for_known()
         second[:-1, :-1] += A[:-1, :-1]
         offset = x * one - a[-1] * one
         offset[:-1] -= A[:-1, -1]
-        precision, pull = precision + posterior.noise_precision * second, pull + posterior.noise_precision * offset
+        precision, pull = (
+            precision + posterior.noise_precision * second,
+            pull + posterior.noise_precision * offset,
+        )
     grow(rows, columns, 1)
     batch = Ratings([0, 0, 0], [0, 1, 2], [x for _, x in entries], (1, 3))
-    absorb(posterior, batch, torch.tensor([40]), number, passes=1, move=(True, False), new_rows=True)
+    absorb(
+        posterior, batch, torch.tensor([40]), number, passes=1, move=(True, False), new_rows=True
+    )
     expected = torch.linalg.solve(precision, pull)
     torch.testing.assert_close(rows.mean[40].double(), expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(unpack(rows.covariance)[40].double(), torch.linalg.inv(precision), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        unpack(rows.covariance)[40].double(), torch.linalg.inv(precision), rtol=1e-4, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("rated_sets", [True, False])
@@ -104,11 +121,15 @@ def test_one_step_is_the_natural_gradient(fitted):
     bound = bound + 0.5 * torch.logdet(second - torch.outer(first, first))
     by_first, by_second = torch.autograd.grad(bound, (first, second))
     batch = Ratings([0, 0], [0, 1], [x for _, x in entries], (1, 2))
-    absorb(posterior, batch, torch.tensor([row]), torch.tensor([1, 9]), passes=1, move=(True, False))
+    absorb(
+        posterior, batch, torch.tensor([row]), torch.tensor([1, 9]), passes=1, move=(True, False)
+    )
     new_mean, new_covariance = reference.member(posterior.rows, row)
     new = torch.linalg.inv(new_covariance)
     torch.testing.assert_close(new @ new_mean - old @ mean, by_first, atol=1e-8, rtol=1e-6)
-    torch.testing.assert_close(-0.5 * (new - old), (by_second + by_second.T) / 2, atol=1e-8, rtol=1e-6)
+    torch.testing.assert_close(
+        -0.5 * (new - old), (by_second + by_second.T) / 2, atol=1e-8, rtol=1e-6
+    )
 
 
 def test_stream_comes_close_to_the_batch_fit():
@@ -157,7 +178,9 @@ def test_new_members_are_the_prior(fitted):
     prior = torch.linalg.inv(posterior.columns.precision)
     torch.testing.assert_close(unpack(posterior.columns.covariance)[-1], prior)
     torch.testing.assert_close(posterior.columns.mean[-1], posterior.columns.center)
-    seen, unseen = (posterior.predict(torch.tensor([3]), torch.tensor([j]), with_std=True) for j in (31, -1))
+    seen, unseen = (
+        posterior.predict(torch.tensor([3]), torch.tensor([j]), with_std=True) for j in (31, -1)
+    )
     torch.testing.assert_close(seen, unseen)
     torch.testing.assert_close(posterior.columns.prior_members().mean[0], posterior.columns.center)
 
@@ -165,11 +188,15 @@ def test_new_members_are_the_prior(fitted):
 def test_a_look_back_is_a_fit_that_goes_on():
     """With a member for every row and column the passes are those of a longer fit, and the bound keeps rising."""
     ratings, _ = low_rank(60, 40, 2, 0.3, 0.4, 1)
-    short, long = (fit_variational(ratings, 2, max_iter=n, tol=0.0) for n in (2, 4))  # momentum ends with a fit
+    short, long = (
+        fit_variational(ratings, 2, max_iter=n, tol=0.0) for n in (2, 4)
+    )  # momentum ends with a fit
     look_back(short, ratings, passes=2)
     for mine, other in ((short.rows, long.rows), (short.columns, long.columns)):
         torch.testing.assert_close(mine.mean, other.mean, atol=1e-10, rtol=1e-10)
-        torch.testing.assert_close(mine.set_effects.sums, other.set_effects.sums, atol=1e-10, rtol=1e-10)
+        torch.testing.assert_close(
+            mine.set_effects.sums, other.set_effects.sums, atol=1e-10, rtol=1e-10
+        )
     bounds = [record["bound"] for record in short.trace]
     assert bounds == sorted(bounds)
     assert len(bounds) == 4

@@ -19,7 +19,10 @@ def completed(c, **options):
 
 
 def streamed(c, first):
-    order, model = np.random.default_rng(1).permutation(len(PAIRS)), MatrixCompletion(2, dtype="float64")
+    order, model = (
+        np.random.default_rng(1).permutation(len(PAIRS)),
+        MatrixCompletion(2, dtype="float64"),
+    )
     for part in (order[:first], order[first:100], order[100:]):
         model.partial_fit(PAIRS[part], c * TABLE[SEEN][part])
     return model.predict(ALL)
@@ -34,7 +37,11 @@ def imputed(c):
 
 
 def regressed(c, **options):
-    return SubspaceRegressor(2, random_state=0, **options).fit(X, c * Y, task=TASK).predict(X, task=TASK)
+    return (
+        SubspaceRegressor(2, random_state=0, **options)
+        .fit(X, c * Y, task=TASK)
+        .predict(X, task=TASK)
+    )
 
 
 def deviations(c):
@@ -46,7 +53,9 @@ FITS = {
     "completion, float64": lambda c: completed(c, dtype="float64"),
     "completion, fixed ridge": lambda c: completed(c, ridge=0.5),
     "completion, point": lambda c: completed(c, inference="point"),
-    "completion, point, fixed ridge": lambda c: completed(c, inference="point", ridge=0.5, dtype="float64"),
+    "completion, point, fixed ridge": lambda c: completed(
+        c, inference="point", ridge=0.5, dtype="float64"
+    ),
     "completion, point, no offsets": lambda c: completed(c, inference="point", offsets="none"),
     "stream from one value": lambda c: streamed(c, 1),
     "stream": lambda c: streamed(c, 50),
@@ -56,7 +65,9 @@ FITS = {
     "regression, one noise": lambda c: regressed(c, noise="shared"),
     "regression, deviations": deviations,
     "regression, point": lambda c: regressed(c, inference="point"),
-    "regression, point, no intercept": lambda c: regressed(c, inference="point", fit_intercept=False, ridge=1.0),
+    "regression, point, no intercept": lambda c: regressed(
+        c, inference="point", fit_intercept=False, ridge=1.0
+    ),
 }
 
 
@@ -69,16 +80,23 @@ def test_fits_follow_the_unit_of_the_values(name):
 
 
 def test_error_bars_of_constant_values_follow_their_unit():
-    one, small = (MatrixCompletion(2).fit(PAIRS, np.full(len(PAIRS), c)).predict(ALL, return_std=True)[1] / c
-                  for c in (1.0, 1e-12))  # fmt: skip
+    one, small = (
+        MatrixCompletion(2).fit(PAIRS, np.full(len(PAIRS), c)).predict(ALL, return_std=True)[1] / c
+        for c in (1.0, 1e-12)
+    )
     np.testing.assert_allclose(small, one, rtol=0.01)
 
 
 def test_the_trace_of_a_point_fit_is_in_the_units_of_the_targets():
-    small, large = (SubspaceRegressor(2, inference="point", ridge=1.0).fit(X, c * Y, task=TASK) for c in (1.0, 1e3))
+    small, large = (
+        SubspaceRegressor(2, inference="point", ridge=1.0).fit(X, c * Y, task=TASK)
+        for c in (1.0, 1e3)
+    )
     for name in ("loss", "gradient_norm"):
         found = [[row[name] for row in model.trace_] for model in (small, large)]
-        np.testing.assert_allclose(found[1], np.array(found[0]) * 1e6, rtol=1e-6, atol=1e-12 * max(found[1]))
+        np.testing.assert_allclose(
+            found[1], np.array(found[0]) * 1e6, rtol=1e-6, atol=1e-12 * max(found[1])
+        )
     residual = Y - small.predict(X, task=TASK)
     weights = small._weights.numpy()
     penalised = 0.5 * (residual @ residual + (weights**2).sum()) / 6
@@ -88,12 +106,16 @@ def test_the_trace_of_a_point_fit_is_in_the_units_of_the_targets():
 @pytest.mark.parametrize("c", [1e-55, 1e-100, 1e130])
 def test_deviations_follow_the_unit_of_the_targets(c):
     base, far = (SubspaceRegressor(2).fit(X, size * Y, task=TASK) for size in (1.0, c))
-    for one, other in zip(*(m.predict(X, task=TASK, return_std=True) for m in (base, far)), strict=True):
+    for one, other in zip(
+        *(m.predict(X, task=TASK, return_std=True) for m in (base, far)), strict=True
+    ):
         np.testing.assert_allclose(other / c, one, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("rank", [2, 4, 5])
-@pytest.mark.parametrize("options", [{}, {"inference": "point", "ridge": 0.0}], ids=["marginal", "point"])
+@pytest.mark.parametrize(
+    "options", [{}, {"inference": "point", "ridge": 0.0}], ids=["marginal", "point"]
+)
 def test_unscaled_features_of_very_different_sizes_all_count(options, rank):
     rng = np.random.default_rng(0)
     features, task = rng.normal(size=(600, 4)), np.repeat(np.arange(20), 30)
@@ -102,5 +124,7 @@ def test_unscaled_features_of_very_different_sizes_all_count(options, rank):
     even = SubspaceRegressor(rank, **options).fit(features, y, task=task)
     uneven = features * [1e-4, 1.0, 1.0, 1e4]
     found = SubspaceRegressor(rank, scale=False, **options).fit(uneven, y, task=task)
-    np.testing.assert_allclose(found.predict(uneven, task=task), even.predict(features, task=task), atol=1e-3)
+    np.testing.assert_allclose(
+        found.predict(uneven, task=task), even.predict(features, task=task), atol=1e-3
+    )
     np.testing.assert_allclose(found.coef_ * [1e-4, 1.0, 1.0, 1e4], even.coef_, atol=1e-3)

@@ -31,20 +31,34 @@ def test_half_step_is_the_textbook_posterior(dtype, offsets):
     tau = posterior.noise_precision
     tolerance = 1e-9 if dtype == torch.float64 else 2e-4
     for side, given, groups in (
-        (posterior.rows, posterior.columns, ratings.by_row), (posterior.columns, posterior.rows, ratings.by_column)
-    ):  # fmt: skip
+        (posterior.rows, posterior.columns, ratings.by_row),
+        (posterior.columns, posterior.rows, ratings.by_column),
+    ):
         before = copy.deepcopy(side)
-        _, residual = update_side(side, moments(given.mean, given.covariance) * given.weight[:, None], groups, tau)
+        _, residual = update_side(
+            side, moments(given.mean, given.covariance) * given.weight[:, None], groups, tau
+        )
         for i in range(groups.n_groups):
             start, stop = groups.offsets[i : i + 2].tolist()
-            entries = list(zip(groups.indices(start, stop).tolist(), groups.values(start, stop).tolist(), strict=True))
+            entries = list(
+                zip(
+                    groups.indices(start, stop).tolist(),
+                    groups.values(start, stop).tolist(),
+                    strict=True,
+                )
+            )
             mean, covariance = reference.posterior_of_row(before, given, i, entries, tau)
             torch.testing.assert_close(side.mean[i].double(), mean, atol=tolerance, rtol=tolerance)
             torch.testing.assert_close(
                 unpack(side.covariance)[i].double(), covariance, atol=tolerance, rtol=tolerance
             )
-            expected = sum(float(given.weight[j]) * reference.expected_square(side, given, i, j, x) for j, x in entries)
-            assert float(residual[i]) == pytest.approx(expected, rel=10 * tolerance, abs=10 * tolerance)
+            expected = sum(
+                float(given.weight[j]) * reference.expected_square(side, given, i, j, x)
+                for j, x in entries
+            )
+            assert float(residual[i]) == pytest.approx(
+                expected, rel=10 * tolerance, abs=10 * tolerance
+            )
 
 
 def test_half_step_in_chunks_is_the_same(monkeypatch):
@@ -60,14 +74,22 @@ def test_bound_is_its_definition():
     ratings, _ = low_rank(8, 6, 1, 0.7, 0.3, 2)
     for passes in (1, 2, 5):
         posterior = fit_variational(ratings, 2, max_iter=passes, tol=0, set_effects=False)
-        assert posterior.bound() == pytest.approx(reference.evidence_lower_bound(posterior, ratings), rel=1e-10)
+        assert posterior.bound() == pytest.approx(
+            reference.evidence_lower_bound(posterior, ratings), rel=1e-10
+        )
 
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"set_effects": False}, {"weight_strength": 0.0}, {"ridge": 3.0}, {"ridge": 3.0, "row_offsets": False},
-     {"row_offsets": False, "column_offsets": False}],
-)  # fmt: skip
+    [
+        {},
+        {"set_effects": False},
+        {"weight_strength": 0.0},
+        {"ridge": 3.0},
+        {"ridge": 3.0, "row_offsets": False},
+        {"row_offsets": False, "column_offsets": False},
+    ],
+)
 def test_bound_never_decreases(options):
     ratings, _ = low_rank(60, 40, 3, 0.3, 0.4, 3)
     posterior = fit_variational(ratings, 4, max_iter=60, tol=-np.inf, **options)
@@ -129,7 +151,10 @@ def test_surplus_rank_does_no_harm_with_fewer_ratings_than_coefficients(shape):
 def test_a_start_is_gradual_only_where_a_coefficient_has_less_than_three_ratings():
     ratings, _ = low_rank(60, 40, 2, 0.3, 0.4, 3)
     for rank, options in ((ratings.n_ratings // 300, {}), (20, {"ridge": 2.0})):
-        direct, chosen = start_posterior(ratings, rank, **options), gradual_start(ratings, rank, **options)
+        direct, chosen = (
+            start_posterior(ratings, rank, **options),
+            gradual_start(ratings, rank, **options),
+        )
         torch.testing.assert_close(chosen.columns.mean, direct.columns.mean, rtol=0, atol=0)
         assert chosen.noise_precision == direct.noise_precision
     assert gradual_start(ratings, 20).noise_precision > start_posterior(ratings, 20).noise_precision
@@ -219,7 +244,9 @@ def test_seed_decides():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_gpu_is_the_same():
     ratings, _ = low_rank(60, 50, 2, 0.4, 0.3, 11)
-    here, there = (fit_variational(ratings.to(device), 3, max_iter=5, tol=0) for device in ("cpu", "cuda"))
+    here, there = (
+        fit_variational(ratings.to(device), 3, max_iter=5, tol=0) for device in ("cpu", "cuda")
+    )
     torch.testing.assert_close(there.rows.mean.cpu(), here.rows.mean, atol=1e-8, rtol=1e-8)
 
 
@@ -227,7 +254,9 @@ def test_chunks_of_predictions_are_those_of_one_and_leave_nothing_behind(monkeyp
     """A tensor kept for each chunk lies between the tables of the next ones, whose memory then cannot be given back."""
     ratings, _ = low_rank(6, 5, 2, 0.8, 0.3, 8)
     posterior = fit_variational(ratings, 2, max_iter=5, tol=0)
-    i, j = (t.flatten() for t in torch.meshgrid(torch.arange(-1, 6), torch.arange(-1, 5), indexing="ij"))
+    i, j = (
+        t.flatten() for t in torch.meshgrid(torch.arange(-1, 6), torch.arange(-1, 5), indexing="ij")
+    )
     whole = posterior.predict(i, j, with_std=True)
     alive, second_moment = [], predictive.second_moment_of_products
 

@@ -10,7 +10,9 @@ import pytest
 
 from fisherfold import datasets
 
-needs_data = pytest.mark.skipif(not os.environ.get("FISHERFOLD_DATA"), reason="FISHERFOLD_DATA is not set")
+needs_data = pytest.mark.skipif(
+    not os.environ.get("FISHERFOLD_DATA"), reason="FISHERFOLD_DATA is not set"
+)
 SPLITS = {"train_idx": np.zeros((10, 2), np.uint16), "train_fold": np.ones((10, 2), np.uint8)}
 
 
@@ -49,7 +51,12 @@ def test_jester_leaves_out_what_was_not_rated(tmp_path):
 def test_movielens_ids_count_from_zero(tmp_path):
     ids = np.array([1, 3], np.uint16)
     rating = np.array([5, 2], np.uint8)
-    arrays = {"user_id": ids, "movie_id": ids[::-1], "rating": rating, "shape": np.array([3, 4], np.int32)}
+    arrays = {
+        "user_id": ids,
+        "movie_id": ids[::-1],
+        "rating": rating,
+        "shape": np.array([3, 4], np.int32),
+    }
     np.savez(tmp_path / "movielens1m.npz", **arrays)
     data = datasets.load_ratings("movielens1m", folder=tmp_path)
     assert data.shape == (3, 4)
@@ -59,15 +66,22 @@ def test_movielens_ids_count_from_zero(tmp_path):
 
 def test_missing_folder_says_what_the_variable_is(monkeypatch, tmp_path):
     monkeypatch.delenv("FISHERFOLD_DATA", raising=False)
-    with pytest.raises(FileNotFoundError, match="set the environment variable FISHERFOLD_DATA to the folder"):
+    with pytest.raises(
+        FileNotFoundError, match="set the environment variable FISHERFOLD_DATA to the folder"
+    ):
         datasets.load("school")
     monkeypatch.setenv("FISHERFOLD_DATA", str(tmp_path / "nowhere"))
-    with pytest.raises(FileNotFoundError, match=r"FISHERFOLD_DATA, the folder .* is '.*nowhere', which is not"):
+    with pytest.raises(
+        FileNotFoundError, match=r"FISHERFOLD_DATA, the folder .* is '.*nowhere', which is not"
+    ):
         datasets.load("school")
 
 
 def test_missing_file_says_where_the_set_comes_from(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no file movielens1m.npz .* comes from https://grouplens.org.* perm"):
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"no file movielens1m.npz .* comes from https://grouplens.org.* perm",
+    ):
         datasets.load("movielens1m", folder=tmp_path)
 
 
@@ -85,7 +99,9 @@ def test_what_is_missing_comes_with_a_command_that_works(name, tmp_path, monkeyp
 
 def test_a_file_without_its_arrays_is_named(tmp_path):
     np.savez(tmp_path / "jester1.npz", other=np.zeros(2))
-    with pytest.raises(ValueError, match=r"jester1.npz lacks the arrays \['ratings_x100'\], it has \['other'\]"):
+    with pytest.raises(
+        ValueError, match=r"jester1.npz lacks the arrays \['ratings_x100'\], it has \['other'\]"
+    ):
         datasets.load("jester1", folder=tmp_path)
 
 
@@ -98,7 +114,13 @@ def test_a_damaged_file_is_named(tmp_path, form):
     buffer = io.BytesIO()
     np.save(buffer, np.zeros(3))
     pointer = b"version https://git-lfs.github.com/spec/v1\n"
-    contents = {"short": whole[:400], "pointer": pointer, "empty": b"", "array": buffer.getvalue(), "bit": whole}
+    contents = {
+        "short": whole[:400],
+        "pointer": pointer,
+        "empty": b"",
+        "array": buffer.getvalue(),
+        "bit": whole,
+    }
     file.write_bytes(contents[form])
     said = r"jester1.npz cannot be read as a packed data file: (it is cut|Bad CRC).*; delete it and get it again"
     with pytest.raises(ValueError, match=said):
@@ -121,10 +143,15 @@ def test_unknown_name_and_wrong_kind(tmp_path):
 
 def test_verify_finds_a_changed_shape_and_a_changed_byte(tmp_path):
     np.savez(tmp_path / "sarcos_test.npz", micro=np.zeros((2, 28), np.int32))
-    with pytest.raises(ValueError, match=r"array 'micro' should be int32 \(4449, 28\), got int32 \(2, 28\)"):
+    with pytest.raises(
+        ValueError, match=r"array 'micro' should be int32 \(4449, 28\), got int32 \(2, 28\)"
+    ):
         datasets.verify("sarcos_test", folder=tmp_path)
     np.savez(tmp_path / "sarcos_test.npz", micro=np.zeros((4449, 28), np.int32))
-    with pytest.raises(ValueError, match=r"array 'micro' has the sha256 [0-9a-f]{64}, expected d5d94fe1.* delete it"):
+    with pytest.raises(
+        ValueError,
+        match=r"array 'micro' has the sha256 [0-9a-f]{64}, expected d5d94fe1.* delete it",
+    ):
         datasets.verify("sarcos_test", folder=tmp_path)
 
 

@@ -74,10 +74,14 @@ def test_sarcos_matrix(tmp_path):
 
     values = np.round(np.random.default_rng(0).normal(size=(4, 28)), 6)
     savemat(tmp_path / "sarcos_inv_test.mat", {"sarcos_inv_test": values})
-    assert np.array_equal(official.sarcos_test(tmp_path / "sarcos_inv_test.mat")["micro"] / 1e6, values)
+    assert np.array_equal(
+        official.sarcos_test(tmp_path / "sarcos_inv_test.mat")["micro"] / 1e6, values
+    )
 
 
-def test_an_archive_that_claims_too_much_in_sum_is_rejected_before_it_is_read(tmp_path, monkeypatch):
+def test_an_archive_that_claims_too_much_in_sum_is_rejected_before_it_is_read(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(official, "ARCHIVE_LIMIT", 10 * 2**20)
     members = {f"other{k}__dat": bytes(4 * 2**20) for k in range(3)}
     with pytest.raises(ValueError, match="claims more than 10 MiB"):
@@ -96,9 +100,13 @@ def test_an_archive_gives_no_more_bytes_than_it_claims(tmp_path):
 @pytest.fixture
 def tiny(monkeypatch, tmp_path):
     """A record of three ratings in place of MovieLens-1M, an empty cache and no data folder."""
-    arrays = official.movielens1m(zipped(tmp_path / "ml-1m.zip", ratings__dat="1::1::5::0\n1::2::3::0\n2::1::4::0\n"))
+    arrays = official.movielens1m(
+        zipped(tmp_path / "ml-1m.zip", ratings__dat="1::1::5::0\n1::2::3::0\n2::1::4::0\n")
+    )
     digests = {
-        key: records.ArrayRecord(str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).hexdigest())
+        key: records.ArrayRecord(
+            str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).hexdigest()
+        )
         for key, array in arrays.items()
     }
     whole = records.REGISTRY["movielens1m"]
@@ -136,7 +144,9 @@ def test_a_download_that_fails_says_what_else_can_be_done(tiny, monkeypatch, err
         raise error
 
     monkeypatch.setattr(pooch, "retrieve", retrieve)
-    with pytest.raises(ConnectionError, match=rf"ml-1m.zip cannot be downloaded \({reason}\).* --from FILE"):
+    with pytest.raises(
+        ConnectionError, match=rf"ml-1m.zip cannot be downloaded \({reason}\).* --from FILE"
+    ):
         datasets.fetch("movielens1m")
     assert datasets.where("movielens1m") is None
 
@@ -168,8 +178,12 @@ def test_a_file_that_is_damaged_or_something_else_is_named(tmp_path, monkeypatch
     monkeypatch.delenv("FISHERFOLD_DATA", raising=False)
     file = zipped(tmp_path / "given.zip", other=bytes(range(256)) * 9)
     if form != "other":
-        file.write_bytes(b"<html>please log in</html>" if form == "page" else file.read_bytes()[:-40])
-    with pytest.raises(ValueError, match=r"given.zip cannot be read as (the official|a MATLAB) file"):
+        file.write_bytes(
+            b"<html>please log in</html>" if form == "page" else file.read_bytes()[:-40]
+        )
+    with pytest.raises(
+        ValueError, match=r"given.zip cannot be read as (the official|a MATLAB) file"
+    ):
         datasets.fetch(name, source=file)
 
 
@@ -183,7 +197,9 @@ def test_changed_data_is_refused_and_nothing_is_kept(tiny, tmp_path):
 def test_a_set_without_official_file_says_where_to_put_it(monkeypatch, tmp_path):
     monkeypatch.setenv("FISHERFOLD_CACHE", str(tmp_path))
     monkeypatch.delenv("FISHERFOLD_DATA", raising=False)
-    with pytest.raises(FileNotFoundError, match=r"letter is not offered for download .* FISHERFOLD_DATA"):
+    with pytest.raises(
+        FileNotFoundError, match=r"letter is not offered for download .* FISHERFOLD_DATA"
+    ):
         datasets.fetch("letter")
 
 

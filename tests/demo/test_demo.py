@@ -15,7 +15,9 @@ from fisherfold.demo import Race, draw, race_gradients, read_films, recommend_fi
 from fisherfold.demo.films import _titled
 
 DATA = Path(__file__).parents[2] / "examples" / "data" / "movielens_small"
-pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="the data are not part of an installed package")
+pytestmark = pytest.mark.skipif(
+    not DATA.is_dir(), reason="the data are not part of an installed package"
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,9 @@ def test_the_model_is_more_accurate_than_the_baselines_and_its_intervals_hold(fi
     assert ours < min(baselines) - 0.03
     y, mean, std = films.held_out
     for level in np.linspace(0.5, 0.95, 10):
-        assert np.mean(np.abs(y - mean) <= stats.norm.ppf(0.5 + level / 2) * std) == pytest.approx(level, abs=0.03)
+        assert np.mean(np.abs(y - mean) <= stats.norm.ppf(0.5 + level / 2) * std) == pytest.approx(
+            level, abs=0.03
+        )
 
 
 def test_recommendations_are_new_to_the_person_and_inside_of_their_intervals(films):
@@ -38,13 +42,22 @@ def test_recommendations_are_new_to_the_person_and_inside_of_their_intervals(fil
     for table in (films.recommended, films.new_recommended):
         assert table.height == 10
         assert table["expected"].is_sorted(descending=True)
-        assert table.filter((pl.col("low") <= pl.col("expected")) & (pl.col("expected") <= pl.col("high"))).height == 10
+        assert (
+            table.filter(
+                (pl.col("low") <= pl.col("expected")) & (pl.col("expected") <= pl.col("high"))
+            ).height
+            == 10
+        )
 
 
 def test_titles_are_as_people_say_them():
-    movies = pl.DataFrame({"movieId": [1, 2], "title": ["Two Towers, The (2002)", "Léon (a.k.a. Léon) (1994)"]})
+    movies = pl.DataFrame(
+        {"movieId": [1, 2], "title": ["Two Towers, The (2002)", "Léon (a.k.a. Léon) (1994)"]}
+    )
     found = _titled(pl.DataFrame({"movieId": [2, 1]}), movies)
-    assert_frame_equal(found.select("title"), pl.DataFrame({"title": ["Léon (1994)", "The Two Towers (2002)"]}))
+    assert_frame_equal(
+        found.select("title"), pl.DataFrame({"title": ["Léon (1994)", "The Two Towers (2002)"]})
+    )
 
 
 def test_the_natural_gradient_is_the_first_at_the_minimum():

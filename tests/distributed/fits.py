@@ -28,12 +28,16 @@ def fitted(checkpoint: str | None) -> MatrixCompletion:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "ratings.csv"
         file.write_text("\n".join(["row,column,value", *lines, ""]))
-        return MatrixCompletion(rank=2, max_iter=PASSES, tol=0.0).fit_file_share(file, checkpoint=checkpoint)
+        return MatrixCompletion(rank=2, max_iter=PASSES, tol=0.0).fit_file_share(
+            file, checkpoint=checkpoint
+        )
 
 
 def numbers(model: MatrixCompletion) -> dict[str, Any]:
     """All that was learnt."""
-    return {name: torch.from_numpy(a) for name, a in pack_posterior(model.model_.posterior)[0].items()}
+    return {
+        name: torch.from_numpy(a) for name, a in pack_posterior(model.model_.posterior)[0].items()
+    }
 
 
 def counted(victim: int | None = None, moment: int = 0) -> list[int]:

@@ -28,9 +28,11 @@ def meeting() -> Iterator[dict[str, str]]:
     """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     yield {
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
-    }  # fmt: skip
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
 
 
 def free_port() -> int:
@@ -41,9 +43,14 @@ def free_port() -> int:
 
 
 def _enter(
-    rank: int, world: int, place: dict[str, str], bound: float, folder: str, work: Callable[..., Any],
+    rank: int,
+    world: int,
+    place: dict[str, str],
+    bound: float,
+    folder: str,
+    work: Callable[..., Any],
     arguments: tuple[Any, ...],
-) -> None:  # fmt: skip
+) -> None:
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(bound)  # where it stands, in the report of a test that hangs
     os.environ |= place
@@ -56,15 +63,21 @@ def _enter(
     distributed.destroy_process_group()
 
 
-def on_ranks(world: int, folder: Path, work: Callable[..., Any], *arguments: Any, bound: float = BOUND) -> list[Any]:
+def on_ranks(
+    world: int, folder: Path, work: Callable[..., Any], *arguments: Any, bound: float = BOUND
+) -> list[Any]:
     """What ``work`` returns on each of ``world`` processes; those that do not end are killed and named."""
     with meeting() as place:
         given = world, place, bound, str(folder), work, arguments
-        started = multiprocessing.start_processes(_enter, given, nprocs=world, join=False, start_method="forkserver")
+        started = multiprocessing.start_processes(
+            _enter, given, nprocs=world, join=False, start_method="forkserver"
+        )
         deadline = time.monotonic() + bound + 5
         while not started.join(timeout=max(0.0, deadline - time.monotonic())):
             if time.monotonic() >= deadline:
-                late = [rank for rank, process in enumerate(started.processes) if process.is_alive()]
+                late = [
+                    rank for rank, process in enumerate(started.processes) if process.is_alive()
+                ]
                 for process in started.processes:
                     process.kill()
                     process.join()
@@ -78,7 +91,9 @@ def same_bits(results: list[Any]) -> None:
         compare(results[0], other, exact=True)
 
 
-def compare(one: Any, other: Any, *, exact: bool = False, rtol: float = 1e-9, atol: float = 1e-11) -> None:
+def compare(
+    one: Any, other: Any, *, exact: bool = False, rtol: float = 1e-9, atol: float = 1e-11
+) -> None:
     if isinstance(one, dict):
         assert one.keys() == other.keys()
         for key in one:
@@ -89,6 +104,8 @@ def compare(one: Any, other: Any, *, exact: bool = False, rtol: float = 1e-9, at
             compare(a, b, exact=exact, rtol=rtol, atol=atol)
     elif isinstance(one, (torch.Tensor, float)):
         tight = {"rtol": 0.0, "atol": 0.0} if exact else {"rtol": rtol, "atol": atol}
-        torch.testing.assert_close(torch.as_tensor(other), torch.as_tensor(one), equal_nan=True, **tight)
+        torch.testing.assert_close(
+            torch.as_tensor(other), torch.as_tensor(one), equal_nan=True, **tight
+        )
     else:
         assert one == other

@@ -21,15 +21,21 @@ from test_shared_problems import shared  # isort: skip
 from test_shared_subspace import rows  # isort: skip
 
 METHODS: dict[str, dict[str, Any]] = {
-    "rngd": {}, "rngd-vr": {"step": 0.3, "batch_size": 4, "fisher": "kronecker"}, "rcg": {},
+    "rngd": {},
+    "rngd-vr": {"step": 0.3, "batch_size": 4, "fisher": "kronecker"},
+    "rcg": {},
     "rsgd": {"step": 0.05, "batch_size": 4},
-}  # fmt: skip
+}
 
 
 def run(ratings: Ratings, method: str, **options: Any) -> list[Any]:
     problem = CompletionProblem(ratings, 2)
-    x0 = problem.manifold.random_point(generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    result = minimize(problem, x0, method, seed=3, stop=GradientNorm(0.0), **METHODS[method], **options)
+    x0 = problem.manifold.random_point(
+        generator=torch.Generator().manual_seed(2), dtype=torch.float64
+    )
+    result = minimize(
+        problem, x0, method, seed=3, stop=GradientNorm(0.0), **METHODS[method], **options
+    )
     return [result.last, result.x, result.value, result.trace["loss"], result.trace["samples"]]
 
 
@@ -73,7 +79,9 @@ def refusals(folder: str) -> dict[str, list[str]]:
     ratings, place = shared(group), Path(folder) / f"host{group.rank}" / "c"
 
     def resume(**options: Any) -> list[str]:
-        return said(lambda: run(ratings, "rngd", max_iter=3, checkpoint=place, resume=True, **options))
+        return said(
+            lambda: run(ratings, "rngd", max_iter=3, checkpoint=place, resume=True, **options)
+        )
 
     run(ratings, "rngd", max_iter=2, checkpoint=place, tag="ours")
     found = {"another problem": resume(tag="theirs")}
@@ -104,13 +112,22 @@ def test_what_the_first_process_refuses_all_refuse_with_its_words(tmp_path: Path
     ranks = on_ranks(3, tmp_path, refusals, str(tmp_path))
     assert ranks[0] == ranks[1] == ranks[2]
     place = tmp_path / "host0" / "c"
-    problem = f"rank 0: {place} is a checkpoint of another problem; remove the file or name another one"
+    problem = (
+        f"rank 0: {place} is a checkpoint of another problem; remove the file or name another one"
+    )
     assert ranks[0]["another problem"] == ["ValueError", problem]
-    assert ranks[0]["damaged"] == ["ValueError", f"rank 0: {place} is damaged: its checksum does not match"]
+    assert ranks[0]["damaged"] == [
+        "ValueError",
+        f"rank 0: {place} is damaged: its checksum does not match",
+    ]
     kind, sentence = ranks[0]["cut"]
     assert kind == "ValueError"
-    assert sentence.startswith(f"rank 0: {place} is damaged or not a checkpoint file of fisherfold: ")
-    sentence = f"rank 0: {place} is damaged or not a checkpoint file of fisherfold: it lacks 'generator'"
+    assert sentence.startswith(
+        f"rank 0: {place} is damaged or not a checkpoint file of fisherfold: "
+    )
+    sentence = (
+        f"rank 0: {place} is damaged or not a checkpoint file of fisherfold: it lacks 'generator'"
+    )
     assert ranks[0]["not ours"] == ["ValueError", sentence]
     sentence = f"rank 0: checkpoint {place}: it is a folder, a file is expected"
     assert ranks[0]["folder"] == ["IsADirectoryError", sentence]
@@ -123,7 +140,11 @@ def writing(folder: str) -> list[list[str]]:
     """Refusals of the system while the first process writes."""
     group = Group()
     found = []
-    for error in (OSError(28, "No space left on device"), PermissionError("no"), IsADirectoryError("a folder")):
+    for error in (
+        OSError(28, "No space left on device"),
+        PermissionError("no"),
+        IsADirectoryError("a folder"),
+    ):
 
         def write(error: OSError = error) -> None:
             with group.together():
@@ -139,7 +160,11 @@ def messages(_: str) -> list[Any]:
     group, counts = Group(), []
     for name in ("all_reduce", "broadcast"):
         plain = getattr(torch.distributed, name)
-        setattr(torch.distributed, name, lambda *a, plain=plain, name=name, **k: counts.append(name) or plain(*a, **k))
+        setattr(
+            torch.distributed,
+            name,
+            lambda *a, plain=plain, name=name, **k: counts.append(name) or plain(*a, **k),
+        )
     with group.together():
         pass
     texts = group.gather_objects("ü\0" * group.rank)
@@ -154,20 +179,26 @@ def test_processes_without_a_fault_wait_for_each_other_once(tmp_path: Path) -> N
 
 def test_a_full_disk_ends_all_processes_with_one_sentence(tmp_path: Path) -> None:
     expected = [
-        ["OSError", "rank 0: [Errno 28] No space left on device"], ["PermissionError", "rank 0: no"],
+        ["OSError", "rank 0: [Errno 28] No space left on device"],
+        ["PermissionError", "rank 0: no"],
         ["IsADirectoryError", "rank 0: a folder"],
-    ]  # fmt: skip
+    ]
     assert on_ranks(2, tmp_path, writing, "") == [expected, expected]
 
 
 def test_one_process_alone_says_it_without_a_rank(tmp_path: Path) -> None:
     ratings = shared(ALONE)
     run(ratings, "rngd", max_iter=1, checkpoint=tmp_path / "c", tag="ours")
-    kind, sentence = said(lambda: run(ratings, "rngd", max_iter=2, checkpoint=tmp_path / "c", resume=True))
+    kind, sentence = said(
+        lambda: run(ratings, "rngd", max_iter=2, checkpoint=tmp_path / "c", resume=True)
+    )
     assert kind == "ValueError"
     assert sentence.startswith(f"{tmp_path / 'c'} is a checkpoint of another problem")
     kind, sentence = said(lambda: run(ratings, "rngd", max_iter=1, checkpoint=tmp_path))
-    assert [kind, sentence] == ["IsADirectoryError", f"checkpoint {tmp_path}: it is a folder, a file is expected"]
+    assert [kind, sentence] == [
+        "IsADirectoryError",
+        f"checkpoint {tmp_path}: it is a folder, a file is expected",
+    ]
 
 
 def refused_estimators(folder: str) -> list[list[str]]:

@@ -28,7 +28,10 @@ BOUND = 120  # seconds; what is asserted is that they end, not how fast
 
 
 def environment(**more: str) -> dict[str, str]:
-    known = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([SOURCE, os.environ.get("PYTHONPATH", "")])}
+    known = {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([SOURCE, os.environ.get("PYTHONPATH", "")]),
+    }
     return {**os.environ, **known, **more}
 
 
@@ -62,7 +65,10 @@ def test_survivors_name_the_killed_rank(tmp_path: Path) -> None:
     world, victim, context = 3, 1, multiprocessing.get_context("forkserver")
     words = [str(tmp_path / "c"), str(tmp_path / "model"), str(victim), "2"]
     with meeting() as place:
-        processes = [context.Process(target=die, args=(r, world, place, str(tmp_path), words)) for r in range(world)]
+        processes = [
+            context.Process(target=die, args=(r, world, place, str(tmp_path), words))
+            for r in range(world)
+        ]
         for process in processes:
             process.start()
         for process in processes:
@@ -98,16 +104,23 @@ def test_a_rank_that_stands_still_is_named_while_it_is_waited_for_and_after_the_
     with meeting() as place:
         processes = [
             subprocess.Popen(
-                [sys.executable, "-c", STOPPED, "6"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                [sys.executable, "-c", STOPPED, "6"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
                 env=environment(RANK=str(r), WORLD_SIZE="3", **place),
             )
             for r in range(3)
-        ]  # fmt: skip
+        ]
         try:
             for rank in (0, 2):
                 said, errors = processes[rank].communicate(timeout=BOUND)
-                assert said.startswith(f"[1] rank 1 has ended or does not answer; rank {rank} stops")
-                assert re.search(rf"rank {rank} has waited [2-5] s for rank 1, and waits on", errors)
+                assert said.startswith(
+                    f"[1] rank 1 has ended or does not answer; rank {rank} stops"
+                )
+                assert re.search(
+                    rf"rank {rank} has waited [2-5] s for rank 1, and waits on", errors
+                )
                 assert processes[rank].returncode == 3
         finally:
             processes[1].kill()
@@ -115,17 +128,33 @@ def test_a_rank_that_stands_still_is_named_while_it_is_waited_for_and_after_the_
 
 
 def run(arguments: list[str], restarts: int) -> subprocess.CompletedProcess[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", str(restarts)]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        str(restarts),
+    ]
     while True:
         rendezvous = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
         done = subprocess.run(
-            [*launcher, *rendezvous, *arguments], capture_output=True, text=True, env=environment(), timeout=BOUND
+            [*launcher, *rendezvous, *arguments],
+            capture_output=True,
+            text=True,
+            env=environment(),
+            timeout=BOUND,
         )
-        if "EADDRINUSE" not in done.stderr:  # torchrun opens the port itself, and another process may be quicker
+        if (
+            "EADDRINUSE" not in done.stderr
+        ):  # torchrun opens the port itself, and another process may be quicker
             return done
 
 
-def test_torchrun_goes_on_from_the_checkpoint_to_the_same_bits(tmp_path: Path, uninterrupted: dict[str, Any]) -> None:
+def test_torchrun_goes_on_from_the_checkpoint_to_the_same_bits(
+    tmp_path: Path, uninterrupted: dict[str, Any]
+) -> None:
     script = [str(SCRIPT), str(tmp_path / "checkpoint"), str(tmp_path / "model"), "1", "3"]
     done = run(script, restarts=1)
     assert done.returncode == 0, done.stderr
@@ -139,7 +168,9 @@ def test_torchrun_goes_on_from_the_checkpoint_to_the_same_bits(tmp_path: Path, u
 def test_a_fit_goes_on_after_a_kill_to_the_same_bits(
     victim: int, tmp_path: Path, uninterrupted: dict[str, Any]
 ) -> None:
-    with pytest.raises(multiprocessing.ProcessExitedException, match=f"process {victim} terminated .*SIGKILL"):
+    with pytest.raises(
+        multiprocessing.ProcessExitedException, match=f"process {victim} terminated .*SIGKILL"
+    ):
         on_ranks(2, tmp_path, dying, str(tmp_path / "c"), victim, 3)
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
     again = on_ranks(2, tmp_path, resumed, str(tmp_path / "c"))
@@ -152,7 +183,9 @@ def sleep() -> None:
 
 
 def test_processes_that_do_not_end_are_killed_and_named(tmp_path: Path) -> None:
-    with pytest.raises(TimeoutError, match=r"^ranks \[0, 1\] of 2 did not end within 0\.1 seconds$"):
+    with pytest.raises(
+        TimeoutError, match=r"^ranks \[0, 1\] of 2 did not end within 0\.1 seconds$"
+    ):
         on_ranks(2, tmp_path, sleep, bound=0.1)
     assert not multiprocessing.active_children()
 
@@ -165,12 +198,34 @@ def test_the_command_line_under_torchrun(tmp_path: Path, ratings: Path) -> None:
     y = x[:, 0] * task + 0.1 * rng.normal(size=200)
     rows = [",".join(f"{v:.6f}" for v in (*x[k], y[k])) + f",s{task[k]}" for k in range(200)]
     (tmp_path / "rows.csv").write_text("a,b,c,y,school\n" + "\n".join(rows) + "\n")
-    subspace = ["subspace", "fit", str(tmp_path / "rows.csv"), "--target", "y", "--task", "school", "--rank", "2"]
+    subspace = [
+        "subspace",
+        "fit",
+        str(tmp_path / "rows.csv"),
+        "--target",
+        "y",
+        "--task",
+        "school",
+        "--rank",
+        "2",
+    ]
     complete = ["complete", "fit", str(ratings), "--rank", "2"]
     for name, command in (("subspace", subspace), ("complete", complete)):
-        one = [sys.executable, "-m", "fisherfold", *command, "-o", str(tmp_path / f"{name}1"), "--json"]
-        alone = subprocess.run(one, capture_output=True, text=True, env=environment(), timeout=BOUND, check=True)
-        done = run(["-m", "fisherfold", *command, "-o", str(tmp_path / f"{name}2"), "--json"], restarts=0)
+        one = [
+            sys.executable,
+            "-m",
+            "fisherfold",
+            *command,
+            "-o",
+            str(tmp_path / f"{name}1"),
+            "--json",
+        ]
+        alone = subprocess.run(
+            one, capture_output=True, text=True, env=environment(), timeout=BOUND, check=True
+        )
+        done = run(
+            ["-m", "fisherfold", *command, "-o", str(tmp_path / f"{name}2"), "--json"], restarts=0
+        )
         assert done.returncode == 0, done.stderr
         facts = [json.loads(text.splitlines()[-1]) for text in (alone.stdout, done.stdout)]
         assert facts[1]["processes"] == 2
@@ -183,7 +238,9 @@ def test_the_command_line_under_torchrun(tmp_path: Path, ratings: Path) -> None:
     np.testing.assert_allclose(one, two, rtol=1e-2, atol=1e-2)
 
 
-def test_a_group_that_carries_nothing_but_tensors_of_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_carries_nothing_but_tensors_of_gpus_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     for name, value in (("get_world_size", 2), ("get_rank", 0), ("get_backend", "nccl")):
         monkeypatch.setattr(torch.distributed, name, lambda _=None, value=value: value)

@@ -27,7 +27,9 @@ from ranks import compare, on_ranks, same_bits  # isort: skip
 from test_shared_subspace import rows  # isort: skip
 
 TABLE = np.random.default_rng(0)
-VALUES = 3 + TABLE.normal(size=(23, 2)) @ TABLE.normal(size=(2, 13)) + 0.1 * TABLE.normal(size=(23, 13))
+VALUES = (
+    3 + TABLE.normal(size=(23, 2)) @ TABLE.normal(size=(2, 13)) + 0.1 * TABLE.normal(size=(23, 13))
+)
 PAIRS = np.argwhere(TABLE.random(VALUES.shape) < 0.6)
 SMALL: dict[str, Any] = {"rank": 2, "tol": 0.0, "max_iter": 4}
 
@@ -44,11 +46,15 @@ def of_rank_one() -> list[Any]:
     group, (X, y, task) = Group(), rows()
     found: list[Any] = []
     for options in ({}, {"inference": "point"}, {"inference": "point", "solver": "rngd"}):
-        model = MatrixCompletion(rank=1, max_iter=3, dtype="float64", **options).fit_share(*ratings(group))
+        model = MatrixCompletion(rank=1, max_iter=3, dtype="float64", **options).fit_share(
+            *ratings(group)
+        )
         found.append(torch.from_numpy(model.predict(PAIRS)))
     mine = slice(len(y) * group.rank // group.size, len(y) * (group.rank + 1) // group.size)
     for options in ({}, {"inference": "point", "ridge": 0.5}):
-        subspace = SubspaceRegressor(rank=1, max_iter=3, **options).fit_share(X[mine], y[mine], task[mine])
+        subspace = SubspaceRegressor(rank=1, max_iter=3, **options).fit_share(
+            X[mine], y[mine], task[mine]
+        )
         found.append(torch.from_numpy(np.asarray(subspace.coef_)))
     return found
 
@@ -97,12 +103,16 @@ def checkpoints_of_other_fits(folder: str) -> dict[str, list[str]]:
     stopped_after(4, MatrixCompletion(**SMALL), (pairs, values), place)
 
     def go_on(pairs: Any, values: Any, **options: Any) -> list[str]:
-        return said(lambda: MatrixCompletion(**SMALL | options).fit_share(pairs, values, checkpoint=place))
+        return said(
+            lambda: MatrixCompletion(**SMALL | options).fit_share(pairs, values, checkpoint=place)
+        )
 
     return {
-        "values": go_on(pairs, theirs), "ids": go_on(pairs + 100, values), "seed": go_on(pairs, values, random_state=1),
+        "values": go_on(pairs, theirs),
+        "ids": go_on(pairs + 100, values),
+        "seed": go_on(pairs, values, random_state=1),
         "same": go_on(pairs, values),
-    }  # fmt: skip
+    }
 
 
 def test_a_checkpoint_of_other_data_or_options_is_refused(tmp_path: Path) -> None:
@@ -120,7 +130,11 @@ def keep(folder: str) -> None:
 
 
 def go_on(folder: str) -> list[str]:
-    return said(lambda: MatrixCompletion(**SMALL).fit_share(*ratings(Group()), checkpoint=Path(folder) / "c"))
+    return said(
+        lambda: MatrixCompletion(**SMALL).fit_share(
+            *ratings(Group()), checkpoint=Path(folder) / "c"
+        )
+    )
 
 
 def test_another_number_of_processes_goes_on(tmp_path: Path) -> None:
@@ -143,7 +157,9 @@ def unlike_options(folder: str) -> dict[str, list[str]]:
         found[name] = said(lambda: model.fit_share(pairs, values, **kept))
 
     def subspace(name: str, *share: Any, **options: Any) -> None:
-        found[name] = said(lambda: SubspaceRegressor(**{"rank": 2, "max_iter": 3} | options).fit_share(*share))
+        found[name] = said(
+            lambda: SubspaceRegressor(**{"rank": 2, "max_iter": 3} | options).fit_share(*share)
+        )
 
     completion("passes", max_iter=3 + group.rank, tol=0.0)
     completion("rank", rank=2 + group.rank)
@@ -151,7 +167,13 @@ def unlike_options(folder: str) -> dict[str, list[str]]:
     completion("inference", inference="variational" if first else "point")
     completion("no option", rank=2 if first else -1)
     completion("checkpoint", checkpoint=Path(folder) / "c" if first else None)
-    completion("alike", tol=0 if first else 0.0, verbose=False, random_state=group.rank, n_jobs=1 if first else None)
+    completion(
+        "alike",
+        tol=0 if first else 0.0,
+        verbose=False,
+        random_state=group.rank,
+        n_jobs=1 if first else None,
+    )
     subspace("seed", X, y, task, random_state=group.rank)
     subspace("subspace no option", X, y, task, noise="task" if first else "none")
     subspace("order", frame if first else frame.select(list("edcba")), y, task)
@@ -173,13 +195,16 @@ def test_ranks_that_were_not_given_the_same_end_with_one_sentence(tmp_path: Path
         "dtype": f"{same}dtype is float32 on rank 0 and float64 on rank 1",
         "inference": f"{same}inference is variational on rank 0 and point on rank 1",
         "no option": "rank 1: rank must be a whole number of at least 1, got -1",
-        "checkpoint": f"{same}checkpoint is a file on rank 0 and None on rank 1", "alike": "",
+        "checkpoint": f"{same}checkpoint is a file on rank 0 and None on rank 1",
+        "alike": "",
         "seed": f"{same}random_state is 0 on rank 0 and 1 on rank 1",
         "subspace no option": "rank 1: noise must be one of task, shared, got 'none'",
-        "order": f"{features}['e', 'd', 'c', 'b', 'a']", "names": f"{features}5",
+        "order": f"{features}['e', 'd', 'c', 'b', 'a']",
+        "names": f"{features}5",
         "weights": "sample_weight must be given on all ranks or on none: ranks 0 and 1 differ",
-        "one row": "there are fewer than 2 rows on all ranks", "subspace alike": "",
-    }  # fmt: skip
+        "one row": "there are fewer than 2 rows on all ranks",
+        "subspace alike": "",
+    }
     assert {name: sentence for name, (_, sentence) in ranks[0].items()} == expected
 
 
@@ -191,7 +216,9 @@ def repeated_pairs() -> list[list[str]]:
     if group.rank == group.size - 1:
         names, values = np.concatenate([names, names[-1:]]), np.append(values, 9.0)
     for given in (names, names[:, ::-1]):
-        found.append(said(lambda g=given: MatrixCompletion(rank=2, duplicates="error").fit_share(g, values)))
+        found.append(
+            said(lambda g=given: MatrixCompletion(rank=2, duplicates="error").fit_share(g, values))
+        )
     return found
 
 
@@ -201,7 +228,10 @@ def test_a_repeated_pair_is_named_by_its_ids_on_all_ranks(tmp_path: Path) -> Non
     pair = [f"u{PAIRS[-1][0]}", f"i{PAIRS[-1][1]}"]
     for (kind, sentence), (row, column) in zip(ranks[0], (pair, pair[::-1]), strict=True):
         assert kind == "ValueError"
-        assert f"1 entry repeats a pair that was given before, the first is row {row!r}, column {column!r};" in sentence
+        assert (
+            f"1 entry repeats a pair that was given before, the first is row {row!r}, column {column!r};"
+            in sentence
+        )
 
 
 def watching() -> int:
@@ -228,12 +258,17 @@ def odd_ids() -> dict[str, Any]:
     names = np.array([[f"u{row}\udce9", f"i{column}"] for row, column in pairs], dtype=object)
     large = pairs.astype(np.uint64) + np.uint64(2**63)
     cases = {
-        "unsigned": (numbers, large), "names": (names, large),
-    }  # fmt: skip
+        "unsigned": (numbers, large),
+        "names": (names, large),
+    }
     for name, shares in cases.items():
         model = MatrixCompletion(rank=2, max_iter=2, dtype="float64")
         told = said(lambda m=model, s=shares[group.rank]: m.fit_share(s, values))
-        ids = [] if told[1] else [ascii(label) for label in model.model_.row_ids.labels[[0, -1]].tolist()]
+        ids = (
+            []
+            if told[1]
+            else [ascii(label) for label in model.model_.row_ids.labels[[0, -1]].tolist()]
+        )
         found[name] = [told, ids]
     return found
 
@@ -247,24 +282,37 @@ def test_ids_of_two_kinds_are_brought_to_one_or_refused(tmp_path: Path) -> None:
 
 
 def joined_again() -> list[str]:
-    os.environ |= {"RANK": str(distributed.get_rank()), "WORLD_SIZE": str(distributed.get_world_size())}
+    os.environ |= {
+        "RANK": str(distributed.get_rank()),
+        "WORLD_SIZE": str(distributed.get_world_size()),
+    }
     return said(lambda: contextlib.ExitStack().enter_context(joined()))
 
 
 def test_a_group_that_exists_is_not_joined_again(tmp_path: Path) -> None:
     ranks = on_ranks(2, tmp_path, joined_again)
     assert ranks[0] == ranks[1]
-    assert "torch.distributed is initialised already: share the fit as it is, without joined()" in ranks[0][1]
+    assert (
+        "torch.distributed is initialised already: share the fit as it is, without joined()"
+        in ranks[0][1]
+    )
 
 
 def inherit(monkeypatch: pytest.MonkeyPatch, rank: int, port: int) -> None:
-    place = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    place = {
+        "RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     for name, value in place.items():
         monkeypatch.setenv(name, value)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_process_that_inherits_a_rank_and_is_alone_says_so(rank: int, monkeypatch, capsys) -> None:
+def test_a_process_that_inherits_a_rank_and_is_alone_says_so(
+    rank: int, monkeypatch, capsys
+) -> None:
     sentence = rf"^rank {rank} of 2 has not met the others at 127\.0\.0\.1:\d+ within 1 s .*take RANK and WORLD_SIZE"
     monkeypatch.setattr("fisherfold.distributed.launch._PATIENCE", 0.2)
     with socket.socket() as held:  # nobody else can answer there
@@ -272,15 +320,21 @@ def test_a_process_that_inherits_a_rank_and_is_alone_says_so(rank: int, monkeypa
         inherit(monkeypatch, rank, 0 if rank == 0 else held.getsockname()[1])
         with pytest.raises(RankLost, match=sentence):
             contextlib.ExitStack().enter_context(joined(1.0))
-    assert re.search(r"after 0 s, and waits on; .*take RANK and WORLD_SIZE", capsys.readouterr().err)
+    assert re.search(
+        r"after 0 s, and waits on; .*take RANK and WORLD_SIZE", capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("words", ["complete fit x.csv", "subspace fit x.csv --target y --task t"])
-def test_the_command_line_waits_as_long_as_it_is_told(words: str, tmp_path: Path, monkeypatch) -> None:
+def test_the_command_line_waits_as_long_as_it_is_told(
+    words: str, tmp_path: Path, monkeypatch
+) -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         inherit(monkeypatch, 1, held.getsockname()[1])
-        answer = CliRunner().invoke(app, [*words.split(), "-o", str(tmp_path / "m"), "--timeout", "1"])
+        answer = CliRunner().invoke(
+            app, [*words.split(), "-o", str(tmp_path / "m"), "--timeout", "1"]
+        )
     assert isinstance(answer.exception, RankLost)
     assert "rank 1 of 2 has not met the others" in str(answer.exception)
     assert "within 1 s" in str(answer.exception)
@@ -288,13 +342,20 @@ def test_the_command_line_waits_as_long_as_it_is_told(words: str, tmp_path: Path
 
 def broken_files(folder: str) -> list[list[str]]:
     """A Parquet file that is damaged where only one rank reads it, and copies of a file that differ between hosts."""
-    damaged, copy = Path(folder) / "damaged.parquet", Path(folder) / f"host{distributed.get_rank()}.csv"
-    return [said(lambda p=path: MatrixCompletion(rank=2).fit_file_share(p)) for path in (damaged, copy)]
+    damaged, copy = (
+        Path(folder) / "damaged.parquet",
+        Path(folder) / f"host{distributed.get_rank()}.csv",
+    )
+    return [
+        said(lambda p=path: MatrixCompletion(rank=2).fit_file_share(p)) for path in (damaged, copy)
+    ]
 
 
 def test_a_file_that_one_rank_cannot_read_or_has_another_copy_of_ends_all(tmp_path: Path) -> None:
     values = np.random.default_rng(0).normal(size=4000)
-    frame = pl.DataFrame({"row": np.arange(4000) % 50, "column": np.arange(4000) % 31, "value": values})
+    frame = pl.DataFrame(
+        {"row": np.arange(4000) % 50, "column": np.arange(4000) % 31, "value": values}
+    )
     frame.write_parquet(tmp_path / "damaged.parquet", row_group_size=1000, compression="zstd")
     content = bytearray((tmp_path / "damaged.parquet").read_bytes())
     middle = len(content) * 7 // 10

@@ -23,7 +23,9 @@ ROWS, COLUMNS, RANK = 14, 30, 2
 
 def entries() -> tuple[Any, Any, Any]:
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(ROWS, RANK)) @ rng.normal(size=(RANK, COLUMNS)) + 0.1 * rng.normal(size=(ROWS, COLUMNS))
+    x = rng.normal(size=(ROWS, RANK)) @ rng.normal(size=(RANK, COLUMNS)) + 0.1 * rng.normal(
+        size=(ROWS, COLUMNS)
+    )
     seen = rng.random((ROWS, COLUMNS)) < 0.5
     seen[:, 7] = False  # a column that nobody has rated
     seen[4:, 9] = False
@@ -53,51 +55,90 @@ def quantities(group: Group) -> dict[str, Any]:
     x = problem.manifold.random_point(generator=generator, dtype=torch.float64)
     v = problem.manifold.random_tangent(x, generator=generator)
     batch = torch.tensor([3, 9, 9, 28, 7])
-    found: dict[str, Any] = {"counts": ratings.row_counts, "mean": ratings.mean, "start": problem.spectral_start()}
+    found: dict[str, Any] = {
+        "counts": ratings.row_counts,
+        "mean": ratings.mean,
+        "start": problem.spectral_start(),
+    }
     for name, chosen in (("full", None), ("batch", batch)):
         found[name] = problem.loss_and_gradient(x, chosen)
         for kind in problem.fisher_kinds:
             found[f"{name} {kind}"] = problem.fisher(x, chosen, kind=kind).matvec(v)
-            found[f"{name} {kind} preconditioned"] = problem.fisher(x, chosen, kind=kind).precondition(v, 0.1)
+            found[f"{name} {kind} preconditioned"] = problem.fisher(
+                x, chosen, kind=kind
+            ).precondition(v, 0.1)
     found["predict"] = problem.predict(x, torch.tensor([0, 13]), torch.tensor([29, 8]))
     found["metrics"] = problem.metrics(x)
     return found
 
 
-def solves(group: Group, method: str, fisher: str | None, options: dict[str, Any]) -> dict[str, Any]:
+def solves(
+    group: Group, method: str, fisher: str | None, options: dict[str, Any]
+) -> dict[str, Any]:
     problem = CompletionProblem(shared(group), RANK)
-    x0 = problem.manifold.random_point(generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    x0 = problem.manifold.random_point(
+        generator=torch.Generator().manual_seed(2), dtype=torch.float64
+    )
     named = {} if fisher is None else {"fisher": fisher}
     result = minimize(problem, x0, method, max_iter=4, seed=3, **named, **options)
     names = ("loss", "gradient_norm", "samples")
-    return {"x": result.x, "value": result.value, "trace": [[row[n] for n in names] for row in result.trace.rows]}
+    return {
+        "x": result.x,
+        "value": result.value,
+        "trace": [[row[n] for n in names] for row in result.trace.rows],
+    }
 
 
 SOLVERS = [
-    ("rngd", "exact", {}), ("rngd", "row-block", {}), ("rngd", "kronecker", {"batch_size": 9}),
-    ("rngd-vr", "kronecker", {"step": 0.3, "batch_size": 4}), ("rsvrg", None, {"step": 0.05, "batch_size": 4}),
-    ("rsgd", None, {"step": 0.05, "batch_size": 4}), ("rcg", None, {}),
-]  # fmt: skip
+    ("rngd", "exact", {}),
+    ("rngd", "row-block", {}),
+    ("rngd", "kronecker", {"batch_size": 9}),
+    ("rngd-vr", "kronecker", {"step": 0.3, "batch_size": 4}),
+    ("rsvrg", None, {"step": 0.05, "batch_size": 4}),
+    ("rsgd", None, {"step": 0.05, "batch_size": 4}),
+    ("rcg", None, {}),
+]
 
 
 def fits(group: Group, transposed: bool) -> dict[str, Any]:
     ratings = shared(group, transposed=transposed)
     held = held_out_entries(ratings, 0.1, 5)
     found: dict[str, Any] = {"held out": float(group.sum(held.sum()))}
-    for name, options in (("auto", {"tol": 0.0}), ("fixed", {"ridge": 0.1, "tol": 0.0}), ("paper", {"solver": "rngd"})):
+    for name, options in (
+        ("auto", {"tol": 0.0}),
+        ("fixed", {"ridge": 0.1, "tol": 0.0}),
+        ("paper", {"solver": "rngd"}),
+    ):
         model = fit_point(ratings, RANK, max_iter=5, **options)  # type: ignore[arg-type]
         rows, columns = model.rows.gathered(), model.columns.gathered()
         found[name] = {"product": rows.mean[:, :-1] @ columns.mean[:, :-1].T}
-        found[name] |= {"offsets": [rows.mean[:, -1], columns.mean[:, -1]], "ridge": model.fixed_ridge}
-        found[name] |= {"priors": [rows.precision, columns.precision], "log_det": [rows.log_det, columns.log_det]}
+        found[name] |= {
+            "offsets": [rows.mean[:, -1], columns.mean[:, -1]],
+            "ridge": model.fixed_ridge,
+        }
+        found[name] |= {
+            "priors": [rows.precision, columns.precision],
+            "log_det": [rows.log_det, columns.log_det],
+        }
     posterior = fit_variational(ratings, RANK, max_iter=4, tol=0.0)
-    for name, side in (("rows", posterior.rows.gathered()), ("columns", posterior.columns.gathered())):
+    for name, side in (
+        ("rows", posterior.rows.gathered()),
+        ("columns", posterior.columns.gathered()),
+    ):
         found[name] = [side.mean, side.covariance, side.weight, side.prior_mean, side.precision]
     found["bound"] = [row["bound"] for row in posterior.trace]
-    given = fit_variational(ratings, RANK, max_iter=2, ridge=2.0, set_effects=False, column_offsets=False)
+    given = fit_variational(
+        ratings, RANK, max_iter=2, ridge=2.0, set_effects=False, column_offsets=False
+    )
     found["given"] = [given.noise_precision, given.rows.gathered().mean]
     path = gradual_start(ratings, 6).gathered()  # fewer ratings than coefficients
-    found["path"] = [path.rank, path.noise_precision, path.columns.mean, path.columns.precision, path.rows.precision]
+    found["path"] = [
+        path.rank,
+        path.noise_precision,
+        path.columns.mean,
+        path.columns.precision,
+        path.rows.precision,
+    ]
     return found
 
 
@@ -122,7 +163,9 @@ def alone() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("world", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 4))])
+@pytest.mark.parametrize(
+    "world", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 4))]
+)
 def test_ranks_equal_one_process(world: int, tmp_path: Path, alone: dict[str, Any]) -> None:
     ranks = on_ranks(world, tmp_path, everything)
     same_bits(ranks)
@@ -136,7 +179,9 @@ def test_ranks_equal_one_process(world: int, tmp_path: Path, alone: dict[str, An
 def stopped(how: str) -> tuple[str, str, int]:
     group = Group()
     problem = CompletionProblem(shared(group), RANK)
-    x0 = problem.manifold.random_point(generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    x0 = problem.manifold.random_point(
+        generator=torch.Generator().manual_seed(2), dtype=torch.float64
+    )
 
     def callback(state: Any) -> str:
         if how == "clock" and state.iteration == 3:
@@ -149,7 +194,9 @@ def stopped(how: str) -> tuple[str, str, int]:
 
 
 @pytest.mark.parametrize(("how", "iterations"), [("clock", 4), ("callback", 3)])
-def test_a_run_that_one_process_ends_has_ended_on_all(how: str, iterations: int, tmp_path: Path) -> None:
+def test_a_run_that_one_process_ends_has_ended_on_all(
+    how: str, iterations: int, tmp_path: Path
+) -> None:
     found = on_ranks(2, tmp_path, stopped, how)
     same_bits(found)
     status, message, made = found[0]

@@ -47,29 +47,50 @@ def problems(group: Group) -> dict[str, Any]:
     batch = torch.tensor([8, 0, 3, 3])
     for objective in ("residual", "penalised"):
         problem = SubspaceProblem(data, rank=RANK, ridge=0.3, objective=objective)
-        x = problem.manifold.random_point(generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        x = problem.manifold.random_point(
+            generator=torch.Generator().manual_seed(1), dtype=torch.float64
+        )
         v = problem.manifold.random_tangent(x, generator=torch.Generator().manual_seed(2))
         for name, chosen in (("all", None), ("batch", batch)):
             found[f"{objective} {name}"] = problem.loss_and_gradient(x, chosen)
             for kind in problem.fisher_kinds:
                 found[f"{objective} {name} {kind}"] = problem.fisher(x, chosen, kind=kind).matvec(v)
         found[f"{objective} metrics"] = problem.metrics(x)
-        for method, options in (("rngd", {}), ("rngd-vr", {"step": 0.1, "batch_size": 2}), ("rsgd", {"step": 0.01})):
+        for method, options in (
+            ("rngd", {}),
+            ("rngd-vr", {"step": 0.1, "batch_size": 2}),
+            ("rsgd", {"step": 0.01}),
+        ):
             result = minimize(problem, x, method, max_iter=3, seed=0, **options)
             found[f"{objective} {method}"] = [result.x, result.value]
     for noise in ("task", "shared"):
         fit = fit_marginal(data, rank=RANK, noise=noise, max_rounds=2, tol=0.0)
-        shared = [fit.prior.mean, fit.prior.frame, fit.prior.covariance, data.all_tasks.gather(fit.prior.noise)]
+        shared = [
+            fit.prior.mean,
+            fit.prior.frame,
+            fit.prior.covariance,
+            data.all_tasks.gather(fit.prior.noise),
+        ]
         found[f"marginal {noise}"] = [*shared, [row["loss"] for row in fit.trace]]
     return found
 
 
 def described(model: SubspaceRegressor) -> dict[str, Any]:
-    parts = [torch.from_numpy(np.asarray(part)) for part in (model.coef_, model.intercept_, model.components_)]
+    parts = [
+        torch.from_numpy(np.asarray(part))
+        for part in (model.coef_, model.intercept_, model.components_)
+    ]
     labels = [str(t) for t in rows()[2][:6]]
     spread = model.predict(rows()[0][:6], task=labels, return_std=model.inference == "marginal")
-    predicted = [torch.from_numpy(np.asarray(part)) for part in (spread if isinstance(spread, tuple) else [spread])]
-    return {"parts": parts, "predicted": predicted, "tasks": [str(task) for task in model.task_ids_]}
+    predicted = [
+        torch.from_numpy(np.asarray(part))
+        for part in (spread if isinstance(spread, tuple) else [spread])
+    ]
+    return {
+        "parts": parts,
+        "predicted": predicted,
+        "tasks": [str(task) for task in model.task_ids_],
+    }
 
 
 ESTIMATORS = [{}, {"inference": "point"}, {"inference": "point", "ridge": 2.0}, {"noise": "shared"}]
@@ -78,7 +99,9 @@ ESTIMATORS = [{}, {"inference": "point"}, {"inference": "point", "ridge": 2.0}, 
 def estimators(group: Group) -> list[Any]:
     X, y, task = rows()
     labels = np.array([str(t) for t in task], dtype=object)
-    edges = [0, len(y)] if group.size == 1 else [0, *range(120, 120 + group.size - 2), len(y), len(y)]
+    edges = (
+        [0, len(y)] if group.size == 1 else [0, *range(120, 120 + group.size - 2), len(y), len(y)]
+    )
     mine = slice(edges[group.rank], edges[group.rank + 1])
     found = []
     for options in ESTIMATORS:
@@ -99,7 +122,10 @@ def everything() -> dict[str, Any]:
 def alone() -> dict[str, Any]:
     X, y, task = rows()
     labels = [str(t) for t in task]
-    fits = [SubspaceRegressor(rank=2, max_iter=3, **options).fit(X, y, task=labels) for options in ESTIMATORS]
+    fits = [
+        SubspaceRegressor(rank=2, max_iter=3, **options).fit(X, y, task=labels)
+        for options in ESTIMATORS
+    ]
     return {"problems": problems(ALONE), "estimators": [described(model) for model in fits]}
 
 

@@ -33,10 +33,16 @@ def table(folder: Path) -> None:
     frame.write_parquet(folder / "numbers.parquet")
     (folder / "parts").mkdir()
     for k, start in enumerate(range(0, len(frame), 40)):  # as Spark writes a table
-        frame[start : start + 40].write_parquet(folder / "parts" / f"part-{k:05}.snappy.parquet", compression="snappy")
+        frame[start : start + 40].write_parquet(
+            folder / "parts" / f"part-{k:05}.snappy.parquet", compression="snappy"
+        )
         (folder / "parts" / f".part-{k:05}.snappy.parquet.crc").write_bytes(b"crc")
     (folder / "parts" / "_SUCCESS").touch()
-    named = pl.when(pl.col("user") % 3 > 0).then(pl.format("ü{}", "user")).otherwise(pl.col("user").cast(pl.String))
+    named = (
+        pl.when(pl.col("user") % 3 > 0)
+        .then(pl.format("ü{}", "user"))
+        .otherwise(pl.col("user").cast(pl.String))
+    )
     frame.with_columns(user=named).write_csv(folder / "names.csv")
 
 
@@ -48,22 +54,38 @@ def described(model: MatrixCompletion) -> dict[str, Any]:
     return {
         "predictions": [torch.from_numpy(part) for part in parts],
         "seen": [torch.from_numpy(part) for part in inside.given()],
-        "ids": [[str(label) for label in ids.tolist()] for ids in (model.row_ids_, model.column_ids_)],
-        "numbers": [inside.center, inside.scale, inside.low, inside.high, inside.posterior.noise_precision],
+        "ids": [
+            [str(label) for label in ids.tolist()] for ids in (model.row_ids_, model.column_ids_)
+        ],
+        "numbers": [
+            inside.center,
+            inside.scale,
+            inside.low,
+            inside.high,
+            inside.posterior.noise_precision,
+        ],
         "tables": [side.mean for side in (inside.posterior.rows, inside.posterior.columns)],
-        "merged": inside.n_merged, "ratings": inside.posterior.n_ratings, "names": list(model.names_),
-    }  # fmt: skip
+        "merged": inside.n_merged,
+        "ratings": inside.posterior.n_ratings,
+        "names": list(model.names_),
+    }
 
 
 CASES: list[tuple[str, dict[str, Any]]] = [
-    ("names.csv", {"duplicates": "mean"}), ("numbers.parquet", {"duplicates": "last"}),
-    ("names.csv", {"duplicates": "sum"}), ("parts", {"inference": "point"}), ("parts", {}),
+    ("names.csv", {"duplicates": "mean"}),
+    ("numbers.parquet", {"duplicates": "last"}),
+    ("names.csv", {"duplicates": "sum"}),
+    ("parts", {"inference": "point"}),
+    ("parts", {}),
     ("names.csv", {"inference": "point", "offsets": "none", "ridge": 0.5}),
-]  # fmt: skip
+]
 
 
 def fit_all(folder: str) -> list[Any]:
-    found = [described(MatrixCompletion(**OPTIONS, **how).fit_file_share(Path(folder) / name)) for name, how in CASES]
+    found = [
+        described(MatrixCompletion(**OPTIONS, **how).fit_file_share(Path(folder) / name))
+        for name, how in CASES
+    ]
     group, whole = Group(), read_ratings(Path(folder) / "names.csv")
     pairs = pl.DataFrame({"row": whole.rows.tolist(), "column": whole.columns})
     # the first rank has most, the last one nothing
@@ -71,7 +93,11 @@ def fit_all(folder: str) -> list[Any]:
     mine = slice(edges[group.rank], edges[group.rank + 1]) if group.size > 1 else slice(None)
     empty = group.size > 1 and group.rank == group.size - 1
     model = MatrixCompletion(**OPTIONS)
-    found.append(described(model.fit_share(None if empty else pairs[mine], None if empty else whole.values[mine])))
+    found.append(
+        described(
+            model.fit_share(None if empty else pairs[mine], None if empty else whole.values[mine])
+        )
+    )
     return found
 
 
@@ -79,7 +105,9 @@ def fit_alone(folder: Path) -> list[Any]:
     found: list[Any] = []
     for name, options in [*CASES, ("names.csv", {})]:
         read = read_ratings(folder / name)
-        names = ("row", "column", "value") if len(found) == len(CASES) else ("user", "item", "value")
+        names = (
+            ("row", "column", "value") if len(found) == len(CASES) else ("user", "item", "value")
+        )
         given = Entries(read.rows, read.columns, read.values, names, "polars")
         found.append(described(MatrixCompletion(**OPTIONS, **options).fit_entries(given)))
     return found
@@ -104,9 +132,13 @@ def faults(folder: str) -> list[str]:
         lambda: MatrixCompletion(rank=1).fit_share(None),
         lambda: MatrixCompletion(rank=1 + rank).fit_share([(1, 2)], [1.0]),
         lambda: MatrixCompletionCV().fit_share([(1, 2)], [1.0]),
-        lambda: MatrixCompletion(inference="point").fit_share([(1, 2)], [1.0], checkpoint=f"{folder}/c"),
+        lambda: MatrixCompletion(inference="point").fit_share(
+            [(1, 2)], [1.0], checkpoint=f"{folder}/c"
+        ),
         *(
-            lambda kind=kind: MatrixCompletion(rank=1, likelihood=kind).fit_share([(1, 2), (2, 1)], [0.0, 1.0])
+            lambda kind=kind: MatrixCompletion(rank=1, likelihood=kind).fit_share(
+                [(1, 2), (2, 1)], [0.0, 1.0]
+            )
             for kind in ("ordered", "binary")
         ),
     ):
@@ -122,13 +154,16 @@ def test_a_fault_of_one_rank_is_told_by_all(tmp_path: Path) -> None:
     ranks = on_ranks(2, tmp_path, faults, str(tmp_path))
     assert ranks[0] == ranks[1]
     expected = [
-        "rank 0: there is no file .*absent.csv", "rank 1: the values must be finite",
+        "rank 0: there is no file .*absent.csv",
+        "rank 1: the values must be finite",
         "entry repeats a pair .* row 'ann', column 5",
         "there are no ratings: found 0 observed entries on all ranks",
         "all ranks must be given the same options: rank is 1 on rank 0 and 2 on rank 1",
-        "the rank must be given; choose it in one process", "checkpoint needs inference='variational'",
-        "likelihood='ordered' needs a fit in one process", "likelihood='binary' needs a fit in one process",
-    ]  # fmt: skip
+        "the rank must be given; choose it in one process",
+        "checkpoint needs inference='variational'",
+        "likelihood='ordered' needs a fit in one process",
+        "likelihood='binary' needs a fit in one process",
+    ]
     for message, pattern in zip(ranks[0], expected, strict=True):
         assert re.search(pattern, message), (pattern, message)
 

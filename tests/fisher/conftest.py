@@ -16,9 +16,16 @@ MANIFOLDS = {
     "oblique": Oblique(3, 4),
     "stiefel": Stiefel(5, 2),
     "grassmann": Grassmann(5, 2),
-    "product": Product({"a": Sphere(3), "b": Product({"c": Grassmann(4, 1), "d": Euclidean(2)}), "e": Euclidean()}),
+    "product": Product(
+        {"a": Sphere(3), "b": Product({"c": Grassmann(4, 1), "d": Euclidean(2)}), "e": Euclidean()}
+    ),
 }
-LIKELIHOODS = {"gaussian": Gaussian(0.3), "categorical": Categorical(), "bernoulli": Bernoulli(), "poisson": Poisson()}
+LIKELIHOODS = {
+    "gaussian": Gaussian(0.3),
+    "categorical": Categorical(),
+    "bernoulli": Bernoulli(),
+    "poisson": Poisson(),
+}
 
 
 def output_fisher(name, z):
@@ -46,12 +53,16 @@ class Case:
         return torch.Generator().manual_seed(seed)
 
     def tangent(self, seed=0):
-        return self.problem.manifold.random_tangent(self.theta, generator=self.generator(seed + 100))
+        return self.problem.manifold.random_tangent(
+            self.theta, generator=self.generator(seed + 100)
+        )
 
     def riemannian_rows(self, matrix):
         """Project every row of a matrix of flattened ambient vectors, one at a time."""
         project = self.problem.manifold.project
-        return torch.stack([flatten(project(self.theta, unflatten(row, self.theta))) for row in matrix])
+        return torch.stack(
+            [flatten(project(self.theta, unflatten(row, self.theta))) for row in matrix]
+        )
 
     def jacobians(self, indices=None):
         """The Riemannian Jacobian of every sample, by reverse mode in a loop."""
@@ -59,7 +70,9 @@ class Case:
         found = []
         for i in range(problem.n_samples) if indices is None else indices:
             row = problem.inputs[i : i + 1]
-            euclidean = torch.func.jacrev(lambda t, row=row: problem.model(row, unflatten(t, self.theta))[0])(flat)
+            euclidean = torch.func.jacrev(
+                lambda t, row=row: problem.model(row, unflatten(t, self.theta))[0]
+            )(flat)
             found.append(self.riemannian_rows(euclidean.reshape(-1, len(flat))))
         return found
 
@@ -81,7 +94,9 @@ class Case:
             row, target = problem.inputs[i : i + 1], problem.targets[i : i + 1]
 
             def loss(t, row=row, target=target):
-                return problem.likelihood.nll(problem.model(row, unflatten(t, self.theta)), target).sum()
+                return problem.likelihood.nll(
+                    problem.model(row, unflatten(t, self.theta)), target
+                ).sum()
 
             found.append(torch.func.grad(loss)(flat))
         return self.riemannian_rows(torch.stack(found))

@@ -46,7 +46,9 @@ def test_the_exact_operator_is_their_generalised_gauss_newton_matrix(name):
     model = network(3)
     theirs = matrix("GGNLinearOperator", model, loss, x, y)
     problem, theta = NLLProblem.from_module(model, likelihood, x, y)
-    torch.testing.assert_close(factor * problem.fisher(theta).dense(), theirs, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        factor * problem.fisher(theta).dense(), theirs, rtol=1e-10, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("name", ["categorical", "gaussian"])

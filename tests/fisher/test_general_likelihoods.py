@@ -50,7 +50,9 @@ def log_density(name, z, y):
         return stats.norm.logpdf(y, z[0], np.exp(z[1] / 2)).sum()
     if name == "ordered":
         cuts = np.array([-np.inf, -1.0, 0.2, 1.5, np.inf])
-        return np.log(stats.norm.cdf(cuts[int(y[0]) + 1] - z[0]) - stats.norm.cdf(cuts[int(y[0])] - z[0]))
+        return np.log(
+            stats.norm.cdf(cuts[int(y[0]) + 1] - z[0]) - stats.norm.cdf(cuts[int(y[0])] - z[0])
+        )
     if name.startswith("von"):
         kappa, d = np.linalg.norm(z), len(z)
         log_bessel = np.log(special.ive(d / 2 - 1, kappa)) + kappa
@@ -75,11 +77,13 @@ def test_nll_is_scipys_up_to_a_constant_in_y(case):
     other[..., 0] += 0.3
     for k in range(len(z)):
         y = draw(likelihood, z[k : k + 1], 5, seed=k)[1]
-        ours = likelihood.nll(z[k].expand(5, *z.shape[1:]), y) - likelihood.nll(other[k].expand(5, *z.shape[1:]), y)
+        ours = likelihood.nll(z[k].expand(5, *z.shape[1:]), y) - likelihood.nll(
+            other[k].expand(5, *z.shape[1:]), y
+        )
         theirs = [
             log_density(name, other[k].numpy(), t) - log_density(name, z[k].numpy(), t)
             for t in y.numpy()
-        ]  # fmt: skip
+        ]
         np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-7, atol=1e-9)
 
 
@@ -123,7 +127,10 @@ def test_the_second_derivative_of_the_divergence_is_the_fisher_matrix(case):
 def test_fisher_matrices_by_quadrature():
     y, w = np.polynomial.legendre.leggauss(1200)
     y, w = torch.from_numpy(40 * y)[:, None], torch.from_numpy(40 * w)
-    for name, law in (("student", stats.t(4.0, 0.3, 0.7)), ("heteroscedastic", stats.norm(0.3, math.exp(-0.5)))):
+    for name, law in (
+        ("student", stats.t(4.0, 0.3, 0.7)),
+        ("heteroscedastic", stats.norm(0.3, math.exp(-0.5))),
+    ):
         likelihood, z = CASES[name]
         many = z[:1].expand(1200, -1)
         density = torch.from_numpy(law.pdf(y[:, 0].numpy()))
@@ -152,13 +159,17 @@ def test_directions_of_any_concentration_have_the_moments_of_bessel_functions(d,
         k, order = mpmath.mpf(kappa), mpmath.mpf(d) / 2 - 1
         mean = mpmath.besseli(order + 1, k) / mpmath.besseli(order, k)
         along, across = 1 - mean**2 - (d - 1) * mean / k, mean / k
-        partition = mpmath.log(mpmath.gamma(order + 1) * mpmath.besseli(order, k)) - order * mpmath.log(k / 2)
+        partition = mpmath.log(
+            mpmath.gamma(order + 1) * mpmath.besseli(order, k)
+        ) - order * mpmath.log(k / 2)
         expected = [float(part) for part in (mean, along, across)]
     likelihood = VonMisesFisher(d)
     matrix = likelihood.fisher_matrix(z)[0]
     found = [float(part) for part in (likelihood.mean(z)[0, 0], matrix[0, 0], matrix[1, 1])]
     np.testing.assert_allclose(found, expected, rtol=1e-11)
-    assert float(likelihood.log_partition(z)) == pytest.approx(float(partition), rel=1e-12, abs=1e-13)
+    assert float(likelihood.log_partition(z)) == pytest.approx(
+        float(partition), rel=1e-12, abs=1e-13
+    )
     derivative = torch.func.grad(lambda t: likelihood.log_partition(t).sum())(z)
     torch.testing.assert_close(derivative, likelihood.mean(z), rtol=1e-11, atol=1e-11)
 
@@ -169,7 +180,10 @@ def test_concentrated_directions_are_drawn_at_the_right_distance(dtype):
     z = torch.zeros(4000, 3, dtype=dtype)
     z[:, 0] = 1e6
     y = VonMisesFisher(3).sample(z, generator=torch.Generator().manual_seed(0))
-    assert stats.kstest(1e6 * y[:, 1:].double().square().sum(1).numpy(), stats.chi2(2).cdf).pvalue > 0.01
+    assert (
+        stats.kstest(1e6 * y[:, 1:].double().square().sum(1).numpy(), stats.chi2(2).cdf).pvalue
+        > 0.01
+    )
 
 
 def test_moments_stand_for_the_samples_they_are_of():
@@ -177,7 +191,9 @@ def test_moments_stand_for_the_samples_they_are_of():
     likelihood, z = CASES["gaussian"]
     mean = y.mean(0)
     moments = MultivariateGaussian.pack(mean, (y - mean).T @ (y - mean) / 50)[None]
-    assert float(likelihood.nll(z, moments)) == pytest.approx(float(likelihood.nll(z.expand(50, 3, 4), y).mean()))
+    assert float(likelihood.nll(z, moments)) == pytest.approx(
+        float(likelihood.nll(z.expand(50, 3, 4), y).mean())
+    )
     assert not bool(likelihood.nll(-z, moments).isfinite().any())
 
 
@@ -186,11 +202,26 @@ def test_moments_stand_for_the_samples_they_are_of():
     [
         (lambda: StudentT(-1.0), "df must be a positive number"),
         (lambda: OrderedProbit([1.0, 0.0]), "in increasing order"),
-        (lambda: OrderedProbit([0.0]).check_targets(torch.tensor([[2]]), outputs([0.0])), "must lie in 0..1"),
-        (lambda: VonMisesFisher(2).check_targets(outputs([1.0, 1.0]), outputs([1.0, 0.0])), "must hold unit vectors"),
-        (lambda: NegativeBinomial(1.0).check_targets(outputs([0.5]), outputs([1.0])), "must hold counts"),
-        (lambda: HeteroscedasticGaussian().check_targets(outputs([0.5]), outputs([1.0])), "mean, log variance"),
-        (lambda: MultivariateGaussian(2).check_targets(outputs([0.5]), outputs([1.0])), "MultivariateGaussian.pack"),
+        (
+            lambda: OrderedProbit([0.0]).check_targets(torch.tensor([[2]]), outputs([0.0])),
+            "must lie in 0..1",
+        ),
+        (
+            lambda: VonMisesFisher(2).check_targets(outputs([1.0, 1.0]), outputs([1.0, 0.0])),
+            "must hold unit vectors",
+        ),
+        (
+            lambda: NegativeBinomial(1.0).check_targets(outputs([0.5]), outputs([1.0])),
+            "must hold counts",
+        ),
+        (
+            lambda: HeteroscedasticGaussian().check_targets(outputs([0.5]), outputs([1.0])),
+            "mean, log variance",
+        ),
+        (
+            lambda: MultivariateGaussian(2).check_targets(outputs([0.5]), outputs([1.0])),
+            "MultivariateGaussian.pack",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(call, words):

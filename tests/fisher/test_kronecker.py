@@ -30,7 +30,9 @@ def dense_solve(operator, g, damping):
     manifold, x = operator.manifold, operator.point
     size = x.numel()
     eye = torch.eye(size, dtype=torch.float64)
-    projector = torch.stack([manifold.project(x, e.reshape(x.shape).to(x.dtype)).double().reshape(-1) for e in eye])
+    projector = torch.stack(
+        [manifold.project(x, e.reshape(x.shape).to(x.dtype)).double().reshape(-1) for e in eye]
+    )
     values, vectors = torch.linalg.eigh((projector + projector.T) / 2)
     basis = vectors[:, values > 0.5]
     assert basis.shape[1] == manifold.dim
@@ -40,7 +42,9 @@ def dense_solve(operator, g, damping):
         small = torch.linalg.pinv(matrix, hermitian=True, rtol=1e-10)
         return (basis @ small @ basis.T @ g.double().reshape(-1)).reshape(g.shape)
     eye = torch.eye(manifold.dim, dtype=torch.float64)
-    return (basis @ torch.linalg.solve(matrix + damping * eye, basis.T @ g.double().reshape(-1))).reshape(g.shape)
+    return (
+        basis @ torch.linalg.solve(matrix + damping * eye, basis.T @ g.double().reshape(-1))
+    ).reshape(g.shape)
 
 
 def agree(found, expected, *, rtol=1e-9):
@@ -97,7 +101,9 @@ def test_exact_when_the_gradients_are_matrix_normal(name):
 def test_from_gradients_keeps_the_trace(kind):
     manifold = Grassmann(5, 3)
     x = manifold.random_point(generator=generator())
-    gradients = manifold.project(x.expand(7, 5, 3), torch.randn(7, 5, 3, generator=generator(1), dtype=x.dtype))
+    gradients = manifold.project(
+        x.expand(7, 5, 3), torch.randn(7, 5, 3, generator=generator(1), dtype=x.dtype)
+    )
     expected = gradients.square().sum(dim=(1, 2)).mean()
     operator = kind.from_gradients(manifold, x, gradients)
     if kind is KroneckerFisher:
@@ -137,7 +143,9 @@ def test_structured_kronecker_solve_is_exact(name, sides, damping):
 def test_structured_kronecker_solve_without_damping_is_the_pseudo_inverse(name):
     manifold = SHAPES[name]
     x = manifold.random_point(generator=generator())
-    operator = KroneckerFisher(manifold, x, left=positive(x.shape[0], 1, rank=2), right=positive(x.shape[1], 2, rank=2))
+    operator = KroneckerFisher(
+        manifold, x, left=positive(x.shape[0], 1, rank=2), right=positive(x.shape[1], 2, rank=2)
+    )
     g = manifold.random_tangent(x, generator=generator(3))
     agree(operator.solve(g), dense_solve(operator, g, 0), rtol=1e-9)
 
@@ -147,7 +155,9 @@ def test_a_structured_solve_needs_the_structure():
     x = manifold.random_point(generator=generator())
     operator = KroneckerFisher(manifold, x, left=positive(5, 1), right=positive(3, 2))
     g = manifold.random_tangent(x, generator=generator(3))
-    with pytest.raises(ValueError, match=r"Fisher on Stiefel\(5, 3\) has no structured solve; use method='cg'"):
+    with pytest.raises(
+        ValueError, match=r"Fisher on Stiefel\(5, 3\) has no structured solve; use method='cg'"
+    ):
         operator.solve(g, 0.1, method="structured")
 
 
@@ -163,7 +173,9 @@ def test_elsewhere_the_factors_precondition_conjugate_gradients(name, damping):
     agree(solution.x, dense_solve(operator, g, damping), rtol=1e-7)
 
 
-@pytest.mark.parametrize("manifold", [Stiefel(4, 4), Stiefel(6, 1), Oblique(6, 4), Oblique(1, 4)], ids=str)
+@pytest.mark.parametrize(
+    "manifold", [Stiefel(4, 4), Stiefel(6, 1), Oblique(6, 4), Oblique(1, 4)], ids=str
+)
 def test_singular_factors_precondition_nothing(manifold):
     """Where nothing damps them: solved for a g in the range of F, and for any other the end is said, with no crash."""
     for seed in range(12):
@@ -200,7 +212,9 @@ def test_a_gradient_in_the_range_of_the_factors_is_not_blown_up_by_a_tiny_dampin
 def test_factors_that_are_singular_beside_their_damping_precondition_nothing(manifold, damping):
     for seed in range(6):
         x = manifold.random_point(generator=generator(seed))
-        left, right = (positive(size, 10 * k + seed, rank=max(1, size // 2)) for k, size in enumerate(x.shape))
+        left, right = (
+            positive(size, 10 * k + seed, rank=max(1, size // 2)) for k, size in enumerate(x.shape)
+        )
         operator = KroneckerFisher(manifold, x, left=left, right=right)
         g = operator.matvec(manifold.random_tangent(x, generator=generator(3)))
         agree(operator.matvec(manifold.project(x, operator.solve(g, damping))), g, rtol=1e-8)
@@ -216,7 +230,9 @@ def test_row_block_solve_is_exact(name, damping):
     operator = RowBlockFisher(manifold, x, blocks)
     g = manifold.random_tangent(x, generator=generator(3))
     solution = operator.solution(g, damping)
-    assert solution.method == ("structured" if name in {"euclidean", "oblique", "grassmann"} else "cg")
+    assert solution.method == (
+        "structured" if name in {"euclidean", "oblique", "grassmann"} else "cg"
+    )
     reference = DenseFisher(manifold, x, torch.block_diag(*blocks))
     agree(operator.dense(), reference.dense(), rtol=1e-13)
     agree(solution.x, dense_solve(reference, g, damping), rtol=1e-6 if damping == 1e-8 else 1e-8)
@@ -224,9 +240,14 @@ def test_row_block_solve_is_exact(name, damping):
 
 @pytest.mark.parametrize(
     ("dtype", "dampings", "rtol"),
-    [(torch.float64, (1e-6, 1e-10, 1e-14), 1e-7), (torch.float32, (1e-4, 1e-6, 1e-10, 1e-14), 1e-2)],
+    [
+        (torch.float64, (1e-6, 1e-10, 1e-14), 1e-7),
+        (torch.float32, (1e-4, 1e-6, 1e-10, 1e-14), 1e-2),
+    ],
 )
-def test_row_blocks_that_are_hardly_damped_are_solved_as_well_as_their_operator_is(dtype, dampings, rtol):
+def test_row_blocks_that_are_hardly_damped_are_solved_as_well_as_their_operator_is(
+    dtype, dampings, rtol
+):
     """Singular blocks and rows without data, whose inverse is 1/λ: on the tangent space F is well conditioned."""
     for seed in range(5):
         manifold = Grassmann(6, 4)
@@ -246,7 +267,9 @@ def test_blocks_that_are_singular_beside_their_damping_precondition_nothing(mani
     for seed in range(5):
         x = manifold.random_point(generator=generator(seed), dtype=torch.float32)
         rows, columns = x.shape
-        blocks = torch.stack([positive(columns, 10 * seed + j, rank=max(1, columns // 2)) for j in range(rows)])
+        blocks = torch.stack(
+            [positive(columns, 10 * seed + j, rank=max(1, columns // 2)) for j in range(rows)]
+        )
         blocks[0] = 0
         operator = RowBlockFisher(manifold, x, blocks.float())
         g = operator.matvec(manifold.random_tangent(x, generator=generator(3)))
@@ -262,7 +285,9 @@ def test_row_block_solve_without_damping_is_the_pseudo_inverse(name, samples):
     manifold = SHAPES[name]
     x = manifold.random_point(generator=generator())
     ambient = torch.randn(samples, 5, 3, generator=generator(1), dtype=x.dtype)
-    operator = RowBlockFisher.from_gradients(manifold, x, manifold.project(x.expand(samples, 5, 3), ambient))
+    operator = RowBlockFisher.from_gradients(
+        manifold, x, manifold.project(x.expand(samples, 5, 3), ambient)
+    )
     # F d = g has a solution for a g in the range of F
     g = operator.matvec(manifold.random_tangent(x, generator=generator(3)))
     agree(operator.solve(g), dense_solve(operator, g, 0), rtol=1e-7)
@@ -276,14 +301,18 @@ def test_columns_that_depend_on_each_other_are_left_out(kind, dtype, rows):
     for seed in range(30 if rows == 3 else 8):
         drawn, manifold = generator(seed), Euclidean(rows, 2)
         gradients = torch.randn(300, rows, 2, generator=drawn, dtype=torch.float64) + 1
-        weight = torch.randn(rows if kind is RowBlockFisher else 1, generator=drawn, dtype=torch.float64)
+        weight = torch.randn(
+            rows if kind is RowBlockFisher else 1, generator=drawn, dtype=torch.float64
+        )
         gradients[..., 1] = weight * gradients[..., 0]
         x = torch.zeros(rows, 2, dtype=dtype)
         operator = kind.from_gradients(manifold, x, gradients.to(dtype))
         d = operator.solve(manifold.random_tangent(x, generator=drawn))
         along = d[:, 0] + weight * d[:, 1]  # and nothing at right angles to it
         across = d[:, 1] - weight * d[:, 0]
-        assert float(across.norm()) <= (1e-6 if dtype == torch.float64 else 1e-2) * float(along.norm())
+        assert float(across.norm()) <= (1e-6 if dtype == torch.float64 else 1e-2) * float(
+            along.norm()
+        )
 
 
 def test_moving_a_batch_adds_up_the_factors():
@@ -314,7 +343,9 @@ def test_moving_follows_the_representative(kind):
     ambient = torch.randn(10, *x0.shape, generator=generator(1), dtype=x0.dtype)
     gradients = manifold.project(x0.expand_as(ambient), ambient)
     batch = torch.tensor([2, 7])
-    full, at_anchor = (kind.from_gradients(manifold, x0, part) for part in (gradients, gradients[batch]))
+    full, at_anchor = (
+        kind.from_gradients(manifold, x0, part) for part in (gradients, gradients[batch])
+    )
     turned = gradients[batch] @ turn
     moved = full.moved(at_anchor, kind.from_gradients(manifold, x, turned), batch, 0.2)
     v = manifold.random_tangent(x, generator=generator(6))
@@ -326,7 +357,9 @@ def test_moving_between_different_kinds_falls_back_to_the_general_formula():
     manifold = Euclidean(5, 3)
     gradients = torch.randn(10, 5, 3, generator=generator(1), dtype=torch.float64)
     x = manifold.random_point(generator=generator())
-    rows, factors = (kind.from_gradients(manifold, x, gradients) for kind in (RowBlockFisher, KroneckerFisher))
+    rows, factors = (
+        kind.from_gradients(manifold, x, gradients) for kind in (RowBlockFisher, KroneckerFisher)
+    )
     for full, other in ((rows, factors), (factors, rows)):
         moved = full.moved(other, other, torch.arange(2), 0.2)
         assert isinstance(moved, VarianceReducedFisher)
@@ -342,9 +375,13 @@ def test_shapes_are_checked():
     with pytest.raises(ValueError, match=r"blocks must have shape \(5, 3, 3\), got \(3, 5, 5\)"):
         RowBlockFisher(Euclidean(5, 3), x, torch.zeros(3, 5, 5))
     w = Sphere(4).random_point(generator=generator())
-    with pytest.raises(ValueError, match=r"a Kronecker Fisher needs a matrix as its point, got shape \(4,\)"):
+    with pytest.raises(
+        ValueError, match=r"a Kronecker Fisher needs a matrix as its point, got shape \(4,\)"
+    ):
         KroneckerFisher(Sphere(4), w, left=None, right=None)
-    with pytest.raises(ValueError, match=r"a row-block Fisher needs a matrix as its point, got shape \(4,\)"):
+    with pytest.raises(
+        ValueError, match=r"a row-block Fisher needs a matrix as its point, got shape \(4,\)"
+    ):
         RowBlockFisher(Sphere(4), w, torch.zeros(4, 1, 1))
 
 
@@ -354,12 +391,17 @@ def test_the_problem_builds_them_from_its_gradients(kind, build):
     gradients = case.gradients().reshape(9, 5, 2)
     builder = KroneckerFisher if kind == "kronecker" else RowBlockFisher
     expected = builder.from_gradients(case.problem.manifold, case.theta, gradients)
-    agree(case.problem.fisher(case.theta, kind=f"empirical-{kind}").dense(), expected.dense(), rtol=1e-12)
+    agree(
+        case.problem.fisher(case.theta, kind=f"empirical-{kind}").dense(),
+        expected.dense(),
+        rtol=1e-12,
+    )
     for other in ("sphere", "product"):
         wrong = build(other, "gaussian")
         assert isinstance(wrong.problem.manifold, (Sphere, Product))
         with pytest.raises(
-            ValueError, match=f"kind='{kind}' needs a matrix as its parameter; use 'exact' or 'empirical'"
+            ValueError,
+            match=f"kind='{kind}' needs a matrix as its parameter; use 'exact' or 'empirical'",
         ):
             wrong.problem.fisher(wrong.theta, kind=kind)
     assert flatten(case.theta).numel() == 10
@@ -370,7 +412,9 @@ def test_row_blocks_that_are_exactly_singular_along_their_rows():
     manifold = Oblique(3, 3)
     x = torch.eye(3, dtype=torch.float64)
     ambient = torch.randn(20, 3, 3, generator=generator(1), dtype=x.dtype)
-    operator = RowBlockFisher.from_gradients(manifold, x, manifold.project(x.expand(20, 3, 3), ambient))
+    operator = RowBlockFisher.from_gradients(
+        manifold, x, manifold.project(x.expand(20, 3, 3), ambient)
+    )
     g = manifold.random_tangent(x, generator=generator(3))
     for damping in (0.0, 1e-3):
         agree(operator.solve(g, damping), dense_solve(operator, g, damping))

@@ -42,9 +42,13 @@ def test_the_factors_are_the_moments_of_inputs_and_sensitivities():
     x = torch.randn(200, 5, generator=generator(), dtype=torch.float64)
     head = torch.randn(2, 3, generator=generator(1), dtype=torch.float64)
     problem = NLLProblem(
-        Grassmann(5, 2), lambda x, u: torch.tanh(x @ u) @ head, Categorical(), x, torch.zeros(200, dtype=torch.int64),
+        Grassmann(5, 2),
+        lambda x, u: torch.tanh(x @ u) @ head,
+        Categorical(),
+        x,
+        torch.zeros(200, dtype=torch.int64),
         draws=300,
-    )  # fmt: skip
+    )
     u = problem.manifold.random_point(generator=generator(2))
     inner = torch.tanh(x @ u)
     p = torch.softmax(inner @ head, 1)
@@ -83,7 +87,12 @@ def test_networks_have_one_block_per_parameter_and_train_with_it():
 def test_sequences_sum_over_their_places():
     x = torch.randn(20, 7, 4, generator=generator(), dtype=torch.float64)
     problem = NLLProblem(
-        Euclidean(4, 2), lambda x, w: (x @ w).sum(1), Gaussian(), x, torch.zeros(20, 2, dtype=torch.float64), draws=2000
+        Euclidean(4, 2),
+        lambda x, w: (x @ w).sum(1),
+        Gaussian(),
+        x,
+        torch.zeros(20, 2, dtype=torch.float64),
+        draws=2000,
     )
     operator = problem.fisher(torch.zeros(4, 2, dtype=torch.float64), kind="layers")
     agree(operator.left, torch.einsum("nti,ntj->ij", x, x) / 140, 1e-12)
@@ -94,12 +103,17 @@ def test_sequences_sum_over_their_places():
     ("model", "words"),
     [
         (lambda x, w: x @ w.exp(), "but the model calls exp on it"),
-        (lambda x, w: x @ w + (x @ w).tanh(), "needs each parameter in one layer, theta is in several"),
+        (
+            lambda x, w: x @ w + (x @ w).tanh(),
+            "needs each parameter in one layer, theta is in several",
+        ),
         (lambda x, w: x[:, :2] * 1.0, "applied as a linear layer, .'theta'. are not"),
     ],
 )
 def test_parameters_that_are_no_layers_are_named(model, words):
     x = torch.randn(5, 4, dtype=torch.float64)
-    problem = NLLProblem(Euclidean(4, 2), model, Gaussian(), x, torch.zeros(5, 2, dtype=torch.float64))
+    problem = NLLProblem(
+        Euclidean(4, 2), model, Gaussian(), x, torch.zeros(5, 2, dtype=torch.float64)
+    )
     with pytest.raises(ValueError, match=words):
         problem.fisher(torch.ones(4, 2, dtype=torch.float64), kind="layers")

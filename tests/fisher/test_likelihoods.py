@@ -110,7 +110,9 @@ def test_fisher_matrix_is_the_covariance_of_the_scores_and_the_sample_moments_fi
     assert bool(((covariance - exact).abs() <= bound * (fourth + 1e-12)).all())
     assert bool((score.mean(0).abs() <= bound * exact.diagonal().sqrt()).all())
     statistic = likelihood.statistic(y, many)
-    assert bool(((statistic.mean(0) - likelihood.mean(z)[0]).abs() <= bound * statistic.std(0)).all())
+    assert bool(
+        ((statistic.mean(0) - likelihood.mean(z)[0]).abs() <= bound * statistic.std(0)).all()
+    )
 
 
 def test_a_shift_of_all_logits_is_the_singular_direction():
@@ -166,7 +168,11 @@ def test_extreme_logits_stay_finite_and_exact(dtype, size):
     z = torch.tensor([[size], [-size]], dtype=dtype)
     y = torch.tensor([[1.0], [1.0]], dtype=dtype)
     # -log sigmoid(z) = log(1 + exp(-z)), all digits
-    expected = torch.log1p(torch.exp(-z.double().clamp(min=-700))) if size < 700 else torch.tensor([[0.0], [size]])
+    expected = (
+        torch.log1p(torch.exp(-z.double().clamp(min=-700)))
+        if size < 700
+        else torch.tensor([[0.0], [size]])
+    )
     torch.testing.assert_close(Bernoulli().nll(z, y)[:, None], expected.to(dtype))
     gradient = torch.func.grad(lambda t: Bernoulli().nll(t, y).sum())(z)
     torch.testing.assert_close(gradient, -torch.sigmoid(-z), rtol=1e-6, atol=0)
@@ -196,7 +202,9 @@ def test_results_keep_the_dtype(kind, dtype):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_generator_gives_the_same_targets(kind):
     likelihood, z = LIKELIHOODS[kind], natural(kind, 50, 3)
-    first, second = (likelihood.sample(z, generator=torch.Generator().manual_seed(7)) for _ in range(2))
+    first, second = (
+        likelihood.sample(z, generator=torch.Generator().manual_seed(7)) for _ in range(2)
+    )
     assert torch.equal(first, second)
 
 
@@ -206,17 +214,21 @@ def test_fisher_matrices_are_symmetric_positive_and_kl_is_not_negative(seed, kin
     likelihood = LIKELIHOODS[kind]
     z, other = size * natural(kind, 2, 3, seed=seed), size * natural(kind, 2, 3, seed=seed + 1)
     matrix = likelihood.fisher_matrix(z)
-    assert torch.equal(matrix, matrix.mT) or float((matrix - matrix.mT).abs().max()) <= 1e-15 * float(
-        matrix.abs().max()
-    )
+    assert torch.equal(matrix, matrix.mT) or float(
+        (matrix - matrix.mT).abs().max()
+    ) <= 1e-15 * float(matrix.abs().max())
     assert float(torch.linalg.eigvalsh(matrix).min()) >= -1e-15 - 1e-14 * float(matrix.abs().max())
     assert bool((likelihood.kl(z, other) >= 0).all())
     assert bool((likelihood.kl(z, z) == 0).all())
 
 
-@pytest.mark.parametrize("variance", [0.0, -1.0, float("nan"), float("inf"), None, "1", torch.ones(2), [1.0, 2.0]])
+@pytest.mark.parametrize(
+    "variance", [0.0, -1.0, float("nan"), float("inf"), None, "1", torch.ones(2), [1.0, 2.0]]
+)
 def test_gaussian_refuses_a_variance_that_is_none(variance):
-    with pytest.raises(ValueError, match=re.escape(f"variance must be a positive number, got {variance}")):
+    with pytest.raises(
+        ValueError, match=re.escape(f"variance must be a positive number, got {variance}")
+    ):
         Gaussian(variance)
 
 
@@ -236,16 +248,36 @@ def test_a_variance_of_one_entry_changes_neither_dtype_nor_shape(shape):
 @pytest.mark.parametrize(
     ("likelihood", "y", "message"),
     [
-        (Gaussian(), torch.zeros(4), r"y must have the shape \(4, 3\) of the model's output, got \(4,\)"),
-        (Gaussian(), torch.full((4, 3), torch.nan), "y must be finite, got NaN or infinite entries"),
+        (
+            Gaussian(),
+            torch.zeros(4),
+            r"y must have the shape \(4, 3\) of the model's output, got \(4,\)",
+        ),
+        (
+            Gaussian(),
+            torch.full((4, 3), torch.nan),
+            "y must be finite, got NaN or infinite entries",
+        ),
         (
             Bernoulli(),
             torch.full((4, 3), 0.5),
             r"y must be 0 or 1 for a Bernoulli likelihood, got values in \[0.5, 0.5\]",
         ),
-        (Poisson(), -torch.ones(4, 3), r"y must hold counts \(integers ≥ 0\).*got values in \[-1, -1\]"),
-        (Poisson(), torch.full((4, 3), 1.5), r"y must hold counts \(integers ≥ 0\).*got values in \[1.5, 1.5\]"),
-        (Categorical(), torch.zeros(4), r"class indices \(integers\) of shape \(4,\), got torch.float32 \(4,\)"),
+        (
+            Poisson(),
+            -torch.ones(4, 3),
+            r"y must hold counts \(integers ≥ 0\).*got values in \[-1, -1\]",
+        ),
+        (
+            Poisson(),
+            torch.full((4, 3), 1.5),
+            r"y must hold counts \(integers ≥ 0\).*got values in \[1.5, 1.5\]",
+        ),
+        (
+            Categorical(),
+            torch.zeros(4),
+            r"class indices \(integers\) of shape \(4,\), got torch.float32 \(4,\)",
+        ),
         (
             Categorical(),
             torch.zeros(4, 3).long(),
@@ -258,7 +290,11 @@ def test_a_variance_of_one_entry_changes_neither_dtype_nor_shape(shape):
             for p in (Gaussian(), Bernoulli(), Poisson())
         ),
         (Categorical(), torch.zeros(4) + 0j, r"class indices \(integers\).*got torch.complex64"),
-        (Categorical(), torch.zeros(4, dtype=torch.bool), r"class indices \(integers\).*got torch.bool"),
+        (
+            Categorical(),
+            torch.zeros(4, dtype=torch.bool),
+            r"class indices \(integers\).*got torch.bool",
+        ),
     ],
 )
 def test_targets_that_cannot_be_are_refused(likelihood, y, message):
@@ -274,7 +310,9 @@ def test_counts_may_be_truth_values_and_integers(dtype):
 
 
 def test_logits_without_classes_are_refused():
-    with pytest.raises(ValueError, match=r"logits must have shape \(samples, classes\), got \(4,\)"):
+    with pytest.raises(
+        ValueError, match=r"logits must have shape \(samples, classes\), got \(4,\)"
+    ):
         Categorical().check_targets(torch.zeros(4).long(), torch.zeros(4))
 
 
@@ -283,4 +321,6 @@ def test_labels_may_be_any_integers(integer):
     z, y = natural("categorical", 4, 3), torch.tensor([0, 1, 2, 1])
     Categorical().check_targets(y.to(integer), z)
     torch.testing.assert_close(Categorical().nll(z, y.to(integer)), Categorical().nll(z, y))
-    torch.testing.assert_close(Categorical().statistic(y.to(integer), z), Categorical().statistic(y, z))
+    torch.testing.assert_close(
+        Categorical().statistic(y.to(integer), z), Categorical().statistic(y, z)
+    )

@@ -36,7 +36,10 @@ def test_the_kind_dense_is_the_exact_one_as_a_matrix(case):
 
 def test_empirical_is_the_mean_outer_product_of_the_gradients(case):
     gradients = case.gradients()
-    agree(case.problem.fisher(case.theta, kind="empirical").dense(), gradients.T @ gradients / len(gradients))
+    agree(
+        case.problem.fisher(case.theta, kind="empirical").dense(),
+        gradients.T @ gradients / len(gradients),
+    )
     agree(
         flatten(case.problem.gradient(case.theta)),
         gradients.mean(0),
@@ -65,10 +68,15 @@ def test_symmetric_positive_tangent_and_the_same_to_the_bit(case, kind):
     product = operator.matvec(v)
     manifold.check_tangent(case.theta, product, atol=1e-12)
     size = float(flatten(product).norm())
-    left, right = manifold.inner(case.theta, u, product), manifold.inner(case.theta, operator.matvec(u), v)
+    left, right = (
+        manifold.inner(case.theta, u, product),
+        manifold.inner(case.theta, operator.matvec(u), v),
+    )
     assert abs(float(left - right)) <= 1e-14 + 1e-12 * size
     matrix = operator.dense()
-    assert float(torch.linalg.eigvalsh((matrix + matrix.T) / 2).min()) >= -1e-13 * float(matrix.norm())
+    assert float(torch.linalg.eigvalsh((matrix + matrix.T) / 2).min()) >= -1e-13 * float(
+        matrix.norm()
+    )
     again = operator.matvec(v)
     assert all(torch.equal(a, b) for a, b in zip(leaves(product), leaves(again), strict=True))
     assert torch.equal(flatten(operator @ v), flatten(product))
@@ -103,7 +111,10 @@ def test_monte_carlo_error_falls_like_one_over_the_root_of_the_draws(likelihood_
     for draws in (5, 500):
         case = build("grassmann", likelihood_name, draws=draws)
         exact = case.dense_fisher()
-        errors.append(sum(float((monte_carlo(case, seed) - exact).square().sum()) for seed in range(12)) ** 0.5)
+        errors.append(
+            sum(float((monte_carlo(case, seed) - exact).square().sum()) for seed in range(12))
+            ** 0.5
+        )
     # a hundred times the draws, a tenth of the error
     assert 5 < errors[0] / errors[1] < 20
 
@@ -142,7 +153,9 @@ def test_targets_are_drawn_anew_at_every_call_so_that_their_noise_averages_out(k
 def test_at_a_perfect_fit_only_empirical_matrices_vanish(kind, build):
     case = build("grassmann", "gaussian")
     case.problem.targets = case.problem.model(case.problem.inputs, case.theta)
-    drawn, observed = (case.problem.fisher(case.theta, kind=k).dense() for k in (kind, f"empirical-{kind}"))
+    drawn, observed = (
+        case.problem.fisher(case.theta, kind=k).dense() for k in (kind, f"empirical-{kind}")
+    )
     assert float(observed.norm()) < 1e-12
     assert float(drawn.trace()) > 0.1 * float(case.dense_fisher().trace())
 
@@ -189,7 +202,9 @@ def dense_transport(manifold, x, y):
     """The matrix of the transport on flattened ambient vectors."""
     size = flatten(x).numel()
     basis = torch.eye(size, dtype=torch.float64)
-    columns = [flatten(manifold.transport(x, y, manifold.project(x, unflatten(e, x)))) for e in basis]
+    columns = [
+        flatten(manifold.transport(x, y, manifold.project(x, unflatten(e, x)))) for e in basis
+    ]
     return torch.stack(columns, dim=1)
 
 
@@ -203,12 +218,19 @@ def test_variance_reduction_is_its_dense_formula_and_positive(manifold_name, kin
     transport = dense_transport(problem.manifold, x0, x)
     share = len(batch) / problem.n_samples
     if kind != "monte-carlo":
-        rest = problem.fisher(x0, kind=kind).dense() - share * problem.fisher(x0, batch, kind=kind).dense()
-        expected = share * problem.fisher(x, batch, kind=kind).dense() + transport @ rest @ transport.T
+        rest = (
+            problem.fisher(x0, kind=kind).dense()
+            - share * problem.fisher(x0, batch, kind=kind).dense()
+        )
+        expected = (
+            share * problem.fisher(x, batch, kind=kind).dense() + transport @ rest @ transport.T
+        )
         agree(operator.dense(), expected)
     matrix = operator.dense()
     agree(matrix, matrix.T)
-    assert float(torch.linalg.eigvalsh((matrix + matrix.T) / 2).min()) >= -1e-12 * float(matrix.norm())
+    assert float(torch.linalg.eigvalsh((matrix + matrix.T) / 2).min()) >= -1e-12 * float(
+        matrix.norm()
+    )
 
 
 def test_variance_reduction_over_all_samples_is_the_operator_itself(gaussian_case):
@@ -225,7 +247,9 @@ def test_a_batch_that_holds_a_sample_twice_stays_positive(gaussian_case):
     agree(twice, snapshot.fisher(x, torch.tensor([1, 3]), kind="exact").dense())
 
 
-@pytest.mark.parametrize("kind", ["exact", "monte-carlo", "empirical", "kronecker", "row-block", "dense"])
+@pytest.mark.parametrize(
+    "kind", ["exact", "monte-carlo", "empirical", "kronecker", "row-block", "dense"]
+)
 def test_every_kind_says_what_it_approximates(kind, build):
     case = build("grassmann", "gaussian")
     assert len(case.problem.fisher(case.theta, kind=kind).approximates) > 20
@@ -238,8 +262,16 @@ def test_a_batch_of_vectors_is_refused():
     v = manifold.random_tangent(x.expand(3, 3, 3), generator=g)
     blocks = torch.eye(3, dtype=x.dtype) * torch.arange(1.0, 4.0, dtype=x.dtype)[:, None, None]
     problem = NLLProblem(manifold, lambda x, t: x @ t.T, Gaussian(), v[0], v[1])
-    for operator in (RowBlockFisher(manifold, x, blocks), problem.fisher(x), problem.fisher(x, kind="dense")):
-        for name, call in (("v", operator.matvec), ("v", operator.quadratic), ("g", operator.solve)):
+    for operator in (
+        RowBlockFisher(manifold, x, blocks),
+        problem.fisher(x),
+        problem.fisher(x, kind="dense"),
+    ):
+        for name, call in (
+            ("v", operator.matvec),
+            ("v", operator.quadratic),
+            ("g", operator.solve),
+        ):
             message = rf"{name} must be a single tangent vector like the point, of shape \(3, 3\), got \(3, 3, 3\)"
             with pytest.raises(ValueError, match=message):
                 call(v)
@@ -248,13 +280,23 @@ def test_a_batch_of_vectors_is_refused():
 def test_vectors_that_are_not_tangent_are_refused(build):
     case = build("sphere", "gaussian")
     operator = case.problem.fisher(case.theta)
-    with pytest.raises(ValueError, match=r"v is not a tangent vector of Sphere\(5\).*project it first"):
+    with pytest.raises(
+        ValueError, match=r"v is not a tangent vector of Sphere\(5\).*project it first"
+    ):
         operator.matvec(case.theta)
-    with pytest.raises(ValueError, match=r"v must be torch.float64 on cpu like the point x, got torch.float32 on cpu"):
+    with pytest.raises(
+        ValueError,
+        match=r"v must be torch.float64 on cpu like the point x, got torch.float32 on cpu",
+    ):
         operator.matvec(case.tangent().float())
-    with pytest.raises(ValueError, match=r"v must have shape \(..., 5\) on Sphere\(5\), got \(4,\)"):
+    with pytest.raises(
+        ValueError, match=r"v must have shape \(..., 5\) on Sphere\(5\), got \(4,\)"
+    ):
         operator.matvec(torch.zeros(4, dtype=torch.float64))
-    with pytest.raises(ValueError, match=r"v must be torch.float64 on cpu like the point x, got torch.float64 on meta"):
+    with pytest.raises(
+        ValueError,
+        match=r"v must be torch.float64 on cpu like the point x, got torch.float64 on meta",
+    ):
         operator.matvec(case.tangent().to("meta"))
     with pytest.raises(ValueError, match="v must be finite, got NaN or infinite entries"):
         operator.matvec(case.tangent() * torch.nan)
@@ -262,13 +304,19 @@ def test_vectors_that_are_not_tangent_are_refused(build):
 
 def test_dense_and_monte_carlo_refuse_at_the_door(build):
     case = build("sphere", "gaussian")
-    with pytest.raises(ValueError, match=r"matrix must have shape \(5, 5\) for this point, got \(4, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"matrix must have shape \(5, 5\) for this point, got \(4, 4\)"
+    ):
         DenseFisher(Sphere(5), case.theta, torch.eye(4))
-    with pytest.raises(ValueError, match=r"matrix must be torch.float64 on cpu like the point, got torch.float32"):
+    with pytest.raises(
+        ValueError, match=r"matrix must be torch.float64 on cpu like the point, got torch.float32"
+    ):
         DenseFisher(Sphere(5), case.theta, torch.eye(5))
     one_sided = torch.eye(5, dtype=torch.float64)
     one_sided[0, 3] = 1.5
-    with pytest.raises(ValueError, match=r"matrix must be symmetric, got entries that differ .* by up to 1.50e\+00"):
+    with pytest.raises(
+        ValueError, match=r"matrix must be symmetric, got entries that differ .* by up to 1.50e\+00"
+    ):
         DenseFisher(Sphere(5), case.theta, one_sided)
     with pytest.raises(ValueError, match="draws must be a positive integer, got 0"):
         build("sphere", "gaussian", draws=0)
@@ -280,7 +328,9 @@ def test_a_number_as_parameter_and_one_output_per_sample():
     operator = problem.fisher(torch.tensor(0.5, dtype=torch.float64))
     assert isinstance(operator, ExactFisher)
     assert float(operator.matvec(torch.tensor(1.0, dtype=torch.float64))) == pytest.approx(2.5)
-    assert float(operator.solve(torch.tensor(1.0, dtype=torch.float64), 0.5)) == pytest.approx(1 / 3)
+    assert float(operator.solve(torch.tensor(1.0, dtype=torch.float64), 0.5)) == pytest.approx(
+        1 / 3
+    )
 
 
 def backwards(tree):
@@ -292,7 +342,10 @@ def test_the_order_of_the_keys_of_a_point_or_a_vector_means_nothing(kind):
     """Two factors of one shape: vectors that are taken for each other raise no error."""
     manifold = Product({"a": Sphere(3), "rest": Product({"b": Euclidean(3), "c": Sphere(3)})})
     g = torch.Generator().manual_seed(0)
-    x, y = torch.randn(9, 3, generator=g, dtype=torch.float64), torch.randn(9, generator=g, dtype=torch.float64)
+    x, y = (
+        torch.randn(9, 3, generator=g, dtype=torch.float64),
+        torch.randn(9, generator=g, dtype=torch.float64),
+    )
 
     def model(x, t):
         return torch.tanh(x @ t["a"]) + torch.sin(2 * x @ t["rest"]["b"]) * (x @ t["rest"]["c"])
@@ -306,7 +359,11 @@ def test_the_order_of_the_keys_of_a_point_or_a_vector_means_nothing(kind):
         return problem.fisher(point, kind=kind)
 
     expected = fisher(theta).matvec(v)
-    for point, vector in ((backwards(theta), v), (theta, backwards(v)), (backwards(theta), backwards(v))):
+    for point, vector in (
+        (backwards(theta), v),
+        (theta, backwards(v)),
+        (backwards(theta), backwards(v)),
+    ):
         operator = fisher(point)
         agree(flatten(operator.matvec(vector)), flatten(expected))
         agree(dot(backwards(w), operator.matvec(vector)), dot(w, expected))

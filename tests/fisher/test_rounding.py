@@ -9,9 +9,12 @@ from fisherfold.manifolds import Euclidean, Grassmann, Oblique, Product, Sphere,
 from fisherfold.manifolds.base import combine, flatten, tree_map, unflatten
 
 MANIFOLDS = [
-    Sphere(60), Oblique(10, 12), Stiefel(30, 4), Grassmann(30, 4),
+    Sphere(60),
+    Oblique(10, 12),
+    Stiefel(30, 4),
+    Grassmann(30, 4),
     Product({"u": Grassmann(20, 3), "w": Sphere(20)}),
-]  # fmt: skip
+]
 
 
 def ill_conditioned(manifold, condition, *, dtype=torch.float32, kind=DenseFisher):
@@ -51,7 +54,9 @@ def test_directions_are_tangent_and_residuals_true(manifold, condition, damping)
     solution = conjugate_gradients(operator, g, damping, rtol=1e-6, max_iter=400)
     assert solution.iterations <= 400
     assert normal_part(operator, solution.x) <= 3 * torch.finfo(torch.float32).eps
-    assert solution.residual == pytest.approx(true_residual(operator, g, solution.x, damping), rel=0.8)
+    assert solution.residual == pytest.approx(
+        true_residual(operator, g, solution.x, damping), rel=0.8
+    )
 
 
 @pytest.mark.parametrize("manifold", [Sphere(60), Stiefel(30, 4), Grassmann(30, 4)], ids=repr)
@@ -133,7 +138,9 @@ def test_float32_reaches_what_it_can_hold_at_a_condition_of_a_million(manifold):
     solution = conjugate_gradients(operator, g, 1e-7, rtol=1e-6, max_iter=1000)
     expected = flatten(exact_solution(operator, g, 1e-7))
     # a rounded product F x is off by eps ‖F‖ ‖x‖ itself, and ‖F‖ is 1
-    attainable = torch.finfo(torch.float32).eps * float(expected.norm() / flatten(g).double().norm())
+    attainable = torch.finfo(torch.float32).eps * float(
+        expected.norm() / flatten(g).double().norm()
+    )
     assert true_residual(operator, g, solution.x, 1e-7) <= 3 * attainable
     assert float((flatten(double(solution.x)) - expected).norm()) <= 0.02 * float(expected.norm())
     assert solution.iterations <= 4 * manifold.dim
@@ -156,7 +163,9 @@ def test_a_lone_flat_direction_does_not_end_cg_before_float32_must(seed):
 
 
 @pytest.mark.parametrize("room", [0, 1, 9, 40])
-def test_without_room_for_all_residuals_cg_takes_longer_and_ends_at_the_same_point(monkeypatch, room):
+def test_without_room_for_all_residuals_cg_takes_longer_and_ends_at_the_same_point(
+    monkeypatch, room
+):
     operator, g = ill_conditioned(Sphere(60), 1e4, dtype=torch.float64)
     full = conjugate_gradients(operator, g, 1e-6, rtol=1e-10, max_iter=1000)
     monkeypatch.setattr(conjugate, "KEPT_ENTRIES_UP_TO", 60 * room)

@@ -65,7 +65,9 @@ def test_every_method_solves_the_damped_system(manifold_name, method, samples, b
 
 @pytest.mark.parametrize("method", ["dense", "woodbury", "pinv", "cg"])
 @pytest.mark.parametrize("samples", [1, 8])
-def test_without_damping_it_is_moore_penrose_on_the_tangent_space(manifold_name, method, samples, build):
+def test_without_damping_it_is_moore_penrose_on_the_tangent_space(
+    manifold_name, method, samples, build
+):
     case = build(manifold_name, "categorical", samples=samples)
     operator = case.problem.fisher(case.theta)
     # F u lies in the range of F; CG needs that, the direct methods do not
@@ -88,7 +90,10 @@ def test_pinv_is_the_formula_of_the_paper(manifold_name, build):
 
 @pytest.mark.parametrize("kind", ["monte-carlo", "empirical", "dense"])
 def test_the_other_kinds_are_solved_alike(gaussian_case, kind):
-    operator, g = gaussian_case.problem.fisher(gaussian_case.theta, kind=kind), gaussian_case.tangent(3)
+    operator, g = (
+        gaussian_case.problem.fisher(gaussian_case.theta, kind=kind),
+        gaussian_case.tangent(3),
+    )
     for method in ["dense", "cg"] if kind == "dense" else ["dense", "woodbury", "cg"]:
         found = operator.solve(g, 0.1, method=method, rtol=1e-13)
         agree(flatten(found), reference(gaussian_case, g, 0.1, operator.dense()), rtol=1e-9)
@@ -97,11 +102,19 @@ def test_the_other_kinds_are_solved_alike(gaussian_case, kind):
 def stretched(scales, *, samples, dtype=torch.float64, dim=30, outputs=1):
     """A linear model whose Jacobian has the given singular values."""
     g = generator(1)
-    left = torch.linalg.qr(torch.randn(samples * outputs, len(scales), generator=g, dtype=torch.float64)).Q
+    left = torch.linalg.qr(
+        torch.randn(samples * outputs, len(scales), generator=g, dtype=torch.float64)
+    ).Q
     right = torch.linalg.qr(torch.randn(dim, len(scales), generator=g, dtype=torch.float64)).Q
     jacobian = (left * torch.tensor(scales, dtype=torch.float64)) @ right.T
     x = jacobian.reshape(samples, outputs, dim).to(dtype)
-    problem = NLLProblem(Euclidean(dim), lambda x, t: x @ t, Gaussian(), x, torch.zeros(samples, outputs, dtype=dtype))
+    problem = NLLProblem(
+        Euclidean(dim),
+        lambda x, t: x @ t,
+        Gaussian(),
+        x,
+        torch.zeros(samples, outputs, dtype=dtype),
+    )
     return problem, jacobian.T @ jacobian / samples
 
 
@@ -144,7 +157,9 @@ def test_a_gradient_in_the_range_is_not_blown_up_by_a_tiny_damping(method):
     g = matrix @ u
     expected = torch.linalg.pinv(matrix, hermitian=True, rtol=1e-10) @ g
     for damping in (1e-16, 1e-18, 0.0):
-        found = problem.fisher(torch.zeros(30, dtype=torch.float64)).solve(g, damping, method=method)
+        found = problem.fisher(torch.zeros(30, dtype=torch.float64)).solve(
+            g, damping, method=method
+        )
         agree(found, expected, rtol=1e-6)
 
 
@@ -170,7 +185,9 @@ def test_conjugate_gradients_stops_at_its_limit_and_its_model_only_falls():
         solution = operator.solution(g, 1e-3, method="cg", rtol=1e-14, max_iter=limit)
         assert solution.iterations == limit
         x = solution.x
-        assert solution.decrease == pytest.approx(float(g @ x - 0.5 * x @ (matrix @ x + 1e-3 * x)), abs=1e-10)
+        assert solution.decrease == pytest.approx(
+            float(g @ x - 0.5 * x @ (matrix @ x + 1e-3 * x)), abs=1e-10
+        )
         decreases.append(solution.decrease)
     assert decreases[0] == 0
     assert all(later > earlier for earlier, later in itertools.pairwise(decreases))
@@ -219,12 +236,19 @@ def test_direct_solves_refuse_negative_curvature_that_is_not_damped_away():
     values = torch.tensor([3.0, 2.0, 0.0, -1.0], dtype=torch.float64)
     turn = torch.linalg.qr(torch.randn(4, 4, generator=generator(), dtype=torch.float64)).Q
     matrix = turn @ torch.diag(values) @ turn.T
-    operator = DenseFisher(Euclidean(4), torch.zeros(4, dtype=torch.float64), (matrix + matrix.T) / 2)
+    operator = DenseFisher(
+        Euclidean(4), torch.zeros(4, dtype=torch.float64), (matrix + matrix.T) / 2
+    )
     g = torch.ones(4, dtype=torch.float64)
     for damping, method in ((0.5, "dense"), (0.0, "dense"), (0.0, "pinv")):
-        with pytest.raises(torch.linalg.LinAlgError, match=r"not positive definite: F has the eigenvalue -1.00e\+00"):
+        with pytest.raises(
+            torch.linalg.LinAlgError,
+            match=r"not positive definite: F has the eigenvalue -1.00e\+00",
+        ):
             operator.solve(g, damping, method=method)
-    agree(turn.T @ operator.solve(g, 1.5, method="dense"), (turn.T @ g) / (values + 1.5), rtol=1e-12)
+    agree(
+        turn.T @ operator.solve(g, 1.5, method="dense"), (turn.T @ g) / (values + 1.5), rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -242,7 +266,10 @@ def test_zero_curvature_is_reported_and_not_divided_by(dtype):
     assert solution.decrease > 0
     assert float(x.norm()) < 1e6 * float(g.norm())
     # who asks for the direction alone is told so
-    with pytest.warns(RuntimeWarning, match=r"cg ended before a direction of zero curvature .* use more damping, or"):
+    with pytest.warns(
+        RuntimeWarning,
+        match=r"cg ended before a direction of zero curvature .* use more damping, or",
+    ):
         assert torch.equal(operator.solve(g.to(dtype), method="cg", rtol=1e-10), solution.x)
 
 
@@ -257,7 +284,9 @@ def test_what_one_hot_levels_and_an_intercept_leave_open_is_not_solved_for_witho
     inverse = torch.linalg.pinv(operator.dense(), rtol=1e-12, hermitian=True)
     contrast, intercept = units[1] - units[2], units[0]
     agree(operator.solve(contrast), inverse @ contrast, rtol=1e-8)
-    with pytest.warns(RuntimeWarning, match=r"relative residual of \d.*: F \+ λ I with λ = 0 is singular"):
+    with pytest.warns(
+        RuntimeWarning, match=r"relative residual of \d.*: F \+ λ I with λ = 0 is singular"
+    ):
         operator.solve(intercept)
     agree(operator.solve(intercept, method="pinv"), inverse @ intercept, rtol=1e-8)
 
@@ -268,7 +297,9 @@ def test_a_column_that_is_a_sum_of_others_is_left_out(dtype, samples, features):
     """In half of such designs a pivot of Cholesky, or an eigenvalue, is far above the rounding of a few sums."""
     for seed in range(20):
         drawn = generator(seed)
-        x, mean = (torch.randn(n, features, generator=drawn, dtype=torch.float64) for n in (samples, 1))
+        x, mean = (
+            torch.randn(n, features, generator=drawn, dtype=torch.float64) for n in (samples, 1)
+        )
         x = x + 2 * mean
         x[:, -1] = x[:, :-1] @ torch.randn(features - 1, generator=drawn, dtype=torch.float64)
         x = x.to(dtype)
@@ -286,9 +317,13 @@ def test_logits_that_all_move_together_are_left_out_in_any_units():
     for seed in range(60):
         drawn = generator(seed)
         x = torch.randn(200, 3, generator=drawn, dtype=torch.float64) * torch.tensor([1.0, 50, 200])
-        x = torch.cat([torch.ones(200, 1, dtype=torch.float64), x + torch.tensor([0.0, 50, 1000])], dim=1)
+        x = torch.cat(
+            [torch.ones(200, 1, dtype=torch.float64), x + torch.tensor([0.0, 50, 1000])], dim=1
+        )
         frame = Euclidean(4, 3)
-        problem = NLLProblem(frame, lambda x, w: x @ w / 300, Categorical(), x, torch.arange(200) % 3)
+        problem = NLLProblem(
+            frame, lambda x, w: x @ w / 300, Categorical(), x, torch.arange(200) % 3
+        )
         operator = problem.fisher(frame.random_point(generator=drawn))
         u = frame.random_tangent(operator.point, generator=drawn)
         together = u.mean(dim=1, keepdim=True).expand(4, 3)
@@ -303,12 +338,20 @@ def test_a_zero_gradient_needs_no_product():
     for method in ("cg", "dense", "woodbury", "pinv"):
         damping = 0.1 if method != "pinv" else 0.0
         solution = operator.solution(torch.zeros(30, dtype=torch.float64), damping, method=method)
-        assert float(solution.x.norm()) == solution.decrease == solution.residual == solution.iterations == 0
+        assert (
+            float(solution.x.norm())
+            == solution.decrease
+            == solution.residual
+            == solution.iterations
+            == 0
+        )
 
 
 def test_the_zero_operator_is_only_damping():
     operator = DenseFisher(
-        Grassmann(4, 2), Grassmann(4, 2).random_point(generator=generator()), torch.zeros(8, 8).double()
+        Grassmann(4, 2),
+        Grassmann(4, 2).random_point(generator=generator()),
+        torch.zeros(8, 8).double(),
     )
     g = Grassmann(4, 2).random_tangent(operator.point, generator=generator(1))
     for method in ("cg", "dense"):
@@ -321,7 +364,10 @@ def test_a_manifold_of_dimension_zero_has_only_the_direction_zero(method):
     x = torch.arange(3.0, dtype=torch.float64)
     problem = NLLProblem(Stiefel(1, 1), lambda x, t: x * t[0, 0], Gaussian(), x, x)
     theta, g = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
-    exact, matrix = problem.fisher(theta), DenseFisher(Stiefel(1, 1), theta, torch.ones(1, 1, dtype=torch.float64))
+    exact, matrix = (
+        problem.fisher(theta),
+        DenseFisher(Stiefel(1, 1), theta, torch.ones(1, 1, dtype=torch.float64)),
+    )
     for operator in (exact, *([matrix] if method != "woodbury" else [])):
         for damping in (0.0, *([0.1] if method != "pinv" else [])):
             found = operator.solution(g, damping, method=method)
@@ -352,10 +398,15 @@ def test_the_rule_that_picks_a_method(dim, samples, outputs, expected):
 
 def test_structure_comes_first_and_no_factor_means_conjugate_gradients():
     x = Grassmann(5, 2).random_point(generator=generator())
-    assert choose(KroneckerFisher(Grassmann(5, 2), x, left=None, right=torch.eye(2, dtype=x.dtype))) == "structured"
+    assert (
+        choose(KroneckerFisher(Grassmann(5, 2), x, left=None, right=torch.eye(2, dtype=x.dtype)))
+        == "structured"
+    )
     operator = DenseFisher(Grassmann(5, 2), x, torch.eye(10, dtype=x.dtype))
     assert choose(operator) == "cg"
-    assert operator.solution(Grassmann(5, 2).random_tangent(x, generator=generator(1))).method == "cg"
+    assert (
+        operator.solution(Grassmann(5, 2).random_tangent(x, generator=generator(1))).method == "cg"
+    )
 
 
 def test_bad_arguments_are_named(build):
@@ -364,19 +415,31 @@ def test_bad_arguments_are_named(build):
     for damping in (-1e-9, float("nan"), float("inf"), None, "large", 1j):
         with pytest.raises(ValueError, match=f"damping must be a number ≥ 0, got {damping}"):
             operator.solve(g, damping)
-    with pytest.raises(ValueError, match=r"damping must be a number ≥ 0, got tensor\(\[0.1000, 0.2000\]\)"):
+    with pytest.raises(
+        ValueError, match=r"damping must be a number ≥ 0, got tensor\(\[0.1000, 0.2000\]\)"
+    ):
         operator.solve(g, torch.tensor([0.1, 0.2]))
-    with pytest.raises(ValueError, match=r"method must be 'auto' or one of \['structured', .*\], got 'lu'"):
+    with pytest.raises(
+        ValueError, match=r"method must be 'auto' or one of \['structured', .*\], got 'lu'"
+    ):
         operator.solve(g, 0.1, method="lu")
     with pytest.raises(ValueError, match=r"g is not a tangent vector of Sphere\(5\)"):
         operator.solve(case.theta, 0.1)
-    with pytest.raises(ValueError, match=r"g must be torch.float64 on cpu like the point x, got torch.float32"):
+    with pytest.raises(
+        ValueError, match=r"g must be torch.float64 on cpu like the point x, got torch.float32"
+    ):
         operator.solve(g.float(), 0.1)
-    with pytest.raises(ValueError, match=r"ExactFisher on Sphere\(5\) has no structured solve; use method='cg'"):
+    with pytest.raises(
+        ValueError, match=r"ExactFisher on Sphere\(5\) has no structured solve; use method='cg'"
+    ):
         operator.solve(g, 0.1, method="structured")
-    with pytest.raises(ValueError, match="DenseFisher has no factor in sample space; use method='cg' or 'dense'"):
+    with pytest.raises(
+        ValueError, match="DenseFisher has no factor in sample space; use method='cg' or 'dense'"
+    ):
         case.problem.fisher(case.theta, kind="dense").solve(g, 0.1, method="woodbury")
-    with pytest.raises(ValueError, match=r"pinv has no damping, got damping=0.1; use method='dense'"):
+    with pytest.raises(
+        ValueError, match=r"pinv has no damping, got damping=0.1; use method='dense'"
+    ):
         operator.solve(g, 0.1, method="pinv")
     with pytest.raises(ValueError, match="rtol must be a number ≥ 0, got -1"):
         operator.solve(g, 0.1, method="cg", rtol=-1)
@@ -385,12 +448,19 @@ def test_bad_arguments_are_named(build):
     assert solve is solve_module_function
 
 
-@given(seed=st.integers(0, 1000), damping=st.floats(1e-6, 1e2), samples=st.integers(1, 9), n=st.integers(2, 7))
+@given(
+    seed=st.integers(0, 1000),
+    damping=st.floats(1e-6, 1e2),
+    samples=st.integers(1, 9),
+    n=st.integers(2, 7),
+)
 @settings(max_examples=40, deadline=None)
 def test_all_methods_agree_on_any_shape(seed, damping, samples, n):
     g = generator(seed)
     x, theta = torch.randn(samples, n, generator=g).double(), Sphere(n).random_point(generator=g)
-    problem = NLLProblem(Sphere(n), lambda x, t: torch.tanh(x @ t), Gaussian(), x, torch.zeros(samples).double())
+    problem = NLLProblem(
+        Sphere(n), lambda x, t: torch.tanh(x @ t), Gaussian(), x, torch.zeros(samples).double()
+    )
     operator, v = problem.fisher(theta), Sphere(n).random_tangent(theta, generator=g)
     dense = operator.solve(v, damping, method="dense")
     for method in ("woodbury", "cg", "auto"):
@@ -406,7 +476,9 @@ def test_cg_solves_for_gradients_whose_squares_leave_the_numbers(units):
     found = operator.solution(units * g, 0.5, method="cg", rtol=1e-6)
     expected = g.double() / (matrix.diagonal().double() + 0.5)
     torch.testing.assert_close(found.x.double() / units, expected, rtol=1e-5, atol=0)
-    assert found.decrease / units / units == pytest.approx(0.5 * float(g.double() @ expected), rel=1e-5)
+    assert found.decrease / units / units == pytest.approx(
+        0.5 * float(g.double() @ expected), rel=1e-5
+    )
     assert found.residual < 1e-6
 
 
@@ -414,7 +486,9 @@ def test_cg_ends_where_its_preconditioner_is_singular():
     """A Kronecker product of zeros on Stiefel, not damped: nothing to divide by, and nothing to divide."""
     manifold, g = Stiefel(5, 2), torch.Generator().manual_seed(0)
     x = manifold.random_point(generator=g)
-    operator = KroneckerFisher(manifold, x, left=torch.zeros(5, 5, dtype=x.dtype), right=torch.eye(2, dtype=x.dtype))
+    operator = KroneckerFisher(
+        manifold, x, left=torch.zeros(5, 5, dtype=x.dtype), right=torch.eye(2, dtype=x.dtype)
+    )
     found = operator.solution(manifold.random_tangent(x, generator=g))
     assert (found.curvature, float(found.x.norm()), found.residual) == ("zero", 0.0, 1.0)
 
@@ -428,7 +502,9 @@ def test_cg_ends_where_its_preconditioner_has_nothing_left_to_say():
 
     for seed in range(40):
         draw = torch.randn(3, 3, generator=generator(seed), dtype=torch.float64)
-        operator = AlongOne(Euclidean(3), torch.zeros(3, dtype=torch.float64), draw @ draw.T + torch.eye(3).double())
+        operator = AlongOne(
+            Euclidean(3), torch.zeros(3, dtype=torch.float64), draw @ draw.T + torch.eye(3).double()
+        )
         operator.unit = draw[0] / draw[0].norm()
         found = operator.solution(draw[1], method="cg")
         assert found.curvature == "zero"

@@ -10,7 +10,13 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from fisherfold.optim import MKFAC, SphereOptimizer, TrainerFactory, param_groups, register_with_timm
+from fisherfold.optim import (
+    MKFAC,
+    SphereOptimizer,
+    TrainerFactory,
+    param_groups,
+    register_with_timm,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs; ours are looked for by name
 DIRECTIONS = ["spectral", "natural"]
@@ -19,8 +25,13 @@ DIRECTIONS = ["spectral", "natural"]
 def network():
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3)
-    )  # fmt: skip
+        nn.Linear(6, 16),
+        nn.BatchNorm1d(16),
+        nn.ReLU(),
+        nn.Linear(16, 16),
+        nn.Tanh(),
+        nn.Linear(16, 3),
+    )
 
 
 def samples(n=256):
@@ -56,9 +67,15 @@ def test_lightning_clips_schedules_saves_and_resumes(direction, tmp_path):
     def fit(epochs, **options):
         module = Module()
         trainer = L.Trainer(
-            max_epochs=epochs, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-            gradient_clip_val=1.0, default_root_dir=tmp_path, enable_checkpointing=False,
-        )  # fmt: skip
+            max_epochs=epochs,
+            accelerator="cpu",
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            gradient_clip_val=1.0,
+            default_root_dir=tmp_path,
+            enable_checkpointing=False,
+        )
         trainer.fit(module, loader, **options)
         return module, trainer
 
@@ -128,12 +145,22 @@ def test_the_trainer_of_hugging_face_takes_the_factory(direction, tmp_path, monk
     trainer = transformers.Trainer(
         model,
         transformers.TrainingArguments(
-            str(tmp_path), num_train_epochs=4, per_device_train_batch_size=32, use_cpu=True, report_to=[],
-            save_strategy="no", disable_tqdm=True, logging_strategy="no", lr_scheduler_type="cosine",
+            str(tmp_path),
+            num_train_epochs=4,
+            per_device_train_batch_size=32,
+            use_cpu=True,
+            report_to=[],
+            save_strategy="no",
+            disable_tqdm=True,
+            logging_strategy="no",
+            lr_scheduler_type="cosine",
         ),
         train_dataset=[{"x": a, "labels": b} for a, b in zip(x, y, strict=True)],
-        optimizer_cls_and_kwargs=(TrainerFactory, {"lr": 0.1, "rest_lr": 0.02, "direction": direction, "every": 4}),
-    )  # fmt: skip
+        optimizer_cls_and_kwargs=(
+            TrainerFactory,
+            {"lr": 0.1, "rest_lr": 0.02, "direction": direction, "every": 4},
+        ),
+    )
     before = loss_of(model.net)
     model.train()
     trainer.train()
@@ -150,7 +177,9 @@ def test_timm_makes_the_optimizer_and_its_schedulers_step_it():
     register_with_timm()
     torch.manual_seed(0)
     model = timm.create_model("resnet10t", num_classes=4)
-    optimizer = create_optimizer_v2(model, "sphere", lr=0.02, weight_decay=0.05, param_group_fn=param_groups)
+    optimizer = create_optimizer_v2(
+        model, "sphere", lr=0.02, weight_decay=0.05, param_group_fn=param_groups
+    )
     assert isinstance(optimizer, SphereOptimizer)
     rules = {g["rule"]: (g["lr"], g["weight_decay"]) for g in optimizer.param_groups}
     assert rules["spheres"] == (0.02, 0.0)
@@ -172,7 +201,9 @@ def test_timm_makes_the_optimizer_and_its_schedulers_step_it():
 
 def test_a_transformer_of_hugging_face_trains():
     transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(vocab_size=17, n_positions=16, n_embd=16, n_layer=1, n_head=2, use_cache=False)
+    config = transformers.GPT2Config(
+        vocab_size=17, n_positions=16, n_embd=16, n_layer=1, n_head=2, use_cache=False
+    )
     torch.manual_seed(0)
     model = transformers.GPT2LMHeadModel(config)
     tokens = torch.arange(32).reshape(2, 16) % 17

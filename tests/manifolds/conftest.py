@@ -7,7 +7,9 @@ import torch
 @pytest.fixture(scope="session")
 def geoopt():
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # geoopt 0.5.1 compiles with the deprecated torch.jit when imported
+        warnings.simplefilter(
+            "ignore"
+        )  # geoopt 0.5.1 compiles with the deprecated torch.jit when imported
         return pytest.importorskip("geoopt")
 
 
@@ -30,6 +32,8 @@ def same():
     """Equality to rounding with a peer's result."""
 
     def compare(ours, theirs, atol=1e-13):
-        torch.testing.assert_close(ours, torch.as_tensor(theirs, dtype=ours.dtype), atol=atol, rtol=0)
+        torch.testing.assert_close(
+            ours, torch.as_tensor(theirs, dtype=ours.dtype), atol=atol, rtol=0
+        )
 
     return compare

@@ -22,14 +22,21 @@ def test_manifolds_with_the_same_geometry_are_found(geoopt, build, shape, expect
 
 
 def test_others_are_named_with_a_way_out(geoopt):
-    with pytest.raises(ValueError, match=r"no counterpart here: its projection .* use .*Stiefel\(6, 3\), or as_grass"):
+    with pytest.raises(
+        ValueError,
+        match=r"no counterpart here: its projection .* use .*Stiefel\(6, 3\), or as_grass",
+    ):
         from_geoopt(geoopt.Stiefel(), shape=(6, 3))
     assert from_geoopt(geoopt.Stiefel(), shape=(6, 3), as_grassmann=True) == Grassmann(6, 3)
     with pytest.raises(ValueError, match="geoopt's PoincareBall has no counterpart here"):
         from_geoopt(geoopt.PoincareBall(), shape=(3,))
     with pytest.raises(ValueError, match="shape is needed: geoopt's Sphere does not know"):
         from_geoopt(geoopt.Sphere())
-    with pytest.raises(ValueError, match="as_grassmann reads Stiefel manifolds, got geoopt's Sphere"):
+    with pytest.raises(
+        ValueError, match="as_grassmann reads Stiefel manifolds, got geoopt's Sphere"
+    ):
         from_geoopt(geoopt.Sphere(), shape=(3,), as_grassmann=True)
-    with pytest.raises(TypeError, match="source must be a geoopt manifold or ManifoldParameter, got Tensor"):
+    with pytest.raises(
+        TypeError, match="source must be a geoopt manifold or ManifoldParameter, got Tensor"
+    ):
         from_geoopt(torch.zeros(3))

@@ -46,7 +46,9 @@ def test_rotations_can_be_differentiated_at_repeated_singular_values(scales):
         assert gradgradcheck(rotation_between, matrix)
 
 
-@pytest.mark.parametrize("angles", [(), (1e-12,), (1e-9, 1e-10), (0.5, 0.5), (0.7, 0.3), (1.4, 1e-5)])
+@pytest.mark.parametrize(
+    "angles", [(), (1e-12,), (1e-9, 1e-10), (0.5, 0.5), (0.7, 0.3), (1.4, 1e-5)]
+)
 def test_logarithms_can_be_differentiated_twice(angles):
     grassmann = Grassmann(5, 2)
     arguments = tuple(frame.requires_grad_() for frame in at_angles(5, 2, angles))
@@ -60,7 +62,9 @@ def test_the_gradient_of_half_the_squared_distance_is_minus_the_logarithm_back(a
     x, y = at_angles(7, 3, angles)
     (slope,) = torch.autograd.grad(grassmann.dist(x, y.requires_grad_()) ** 2 / 2, y)
     y = y.detach()
-    torch.testing.assert_close(grassmann.project(y, slope), -grassmann.log(y, x), atol=1e-14, rtol=1e-9)
+    torch.testing.assert_close(
+        grassmann.project(y, slope), -grassmann.log(y, x), atol=1e-14, rtol=1e-9
+    )
     # forward mode says the same
     step = grassmann.project(y, randn(7, 3, seed=4))
     _, forward = torch.func.jvp(lambda b: grassmann.dist(x, b) ** 2 / 2, (y,), (step,))
@@ -88,7 +92,9 @@ def test_the_distance_of_a_point_to_itself_has_derivative_zero_and_its_square_a_
         assert torch.equal(slope, torch.zeros_like(x))
     hessian = torch.autograd.functional.hessian(lambda b: (grassmann.log(x, b) ** 2).sum() / 2, x)
     a = randn(5, 2)
-    torch.testing.assert_close((hessian.reshape(10, 10) @ a.flatten()).reshape(5, 2), grassmann.project(x, a))
+    torch.testing.assert_close(
+        (hessian.reshape(10, 10) @ a.flatten()).reshape(5, 2), grassmann.project(x, a)
+    )
     product = Product({"u": grassmann, "w": Sphere(3)})
     point = {"u": y, "w": torch.eye(3, dtype=FLOAT)[0]}
     (slope,) = torch.autograd.grad(product.dist({**point, "u": x}, point), y)
@@ -111,7 +117,9 @@ def test_a_batch_has_the_derivatives_of_its_members():
     x, y = (torch.stack(side) for side in zip(*pairs, strict=True))
     weights = randn(3, 6, 2, seed=7)
     (whole,) = torch.autograd.grad((weights * grassmann.log(x, y.requires_grad_())).sum(), y)
-    mapped = torch.func.vmap(torch.func.grad(lambda b, a, w: (w * grassmann.log(a, b)).sum()))(y.detach(), x, weights)
+    mapped = torch.func.vmap(torch.func.grad(lambda b, a, w: (w * grassmann.log(a, b)).sum()))(
+        y.detach(), x, weights
+    )
     torch.testing.assert_close(mapped, whole, atol=1e-12, rtol=0)
     for k in range(3):
         b = y[k].detach().requires_grad_()

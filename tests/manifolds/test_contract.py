@@ -45,7 +45,10 @@ def draw(manifold, *batch, seed=0, **options):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Grassmann(5, 5), r"p of Grassmann, the dimension of the subspaces, must be less than n=5, got 5"),
+        (
+            lambda: Grassmann(5, 5),
+            r"p of Grassmann, the dimension of the subspaces, must be less than n=5, got 5",
+        ),
         (lambda: Grassmann(5, 7), r"must be less than n=5, got 7"),
         (lambda: Grassmann(5, 0), r"p of Grassmann must be a positive integer, got 0"),
         (lambda: Grassmann(5.0, 2), r"n of Grassmann must be a positive integer, got 5\.0"),
@@ -53,11 +56,23 @@ def draw(manifold, *batch, seed=0, **options):
         (lambda: Sphere(1), r"n of Sphere must be at least 2, got 1"),
         (lambda: Oblique(3, 1), r"n of Oblique must be at least 2, got 1"),
         (lambda: Oblique(True, 2), r"m of Oblique must be a positive integer, got True"),
-        (lambda: Sphere(np.float64(3)), r"n of Sphere must be a positive integer, got np\.float64\(3\.0\)"),
-        (lambda: Sphere(np.int64(-3)), r"n of Sphere must be a positive integer, got np\.int64\(-3\)"),
+        (
+            lambda: Sphere(np.float64(3)),
+            r"n of Sphere must be a positive integer, got np\.float64\(3\.0\)",
+        ),
+        (
+            lambda: Sphere(np.int64(-3)),
+            r"n of Sphere must be a positive integer, got np\.int64\(-3\)",
+        ),
         (lambda: Euclidean(3, -1), r"every size of Euclidean must be a positive integer, got -1"),
-        (lambda: Stiefel(4, 2, retraction="svd"), r"retraction of Stiefel must be one of .*'polar'.*, got 'svd'"),
-        (lambda: Stiefel(4, 2, transport_method="parallel"), r"must be one of \['projection'\], got 'parallel'"),
+        (
+            lambda: Stiefel(4, 2, retraction="svd"),
+            r"retraction of Stiefel must be one of .*'polar'.*, got 'svd'",
+        ),
+        (
+            lambda: Stiefel(4, 2, transport_method="parallel"),
+            r"must be one of \['projection'\], got 'parallel'",
+        ),
         (lambda: Product({}), r"factors must be a dictionary of at least one name"),
         (lambda: Product({"a": 3}), r"factors must map names to manifolds, got 'a': 3"),
     ],
@@ -69,7 +84,13 @@ def test_constructors_name_what_is_wrong(build, message):
 
 @pytest.mark.parametrize("whole", [np.int64, np.uint8, np.array, torch.tensor])
 def test_sizes_are_whole_numbers_of_any_type(whole):
-    for kind, sizes in ((Grassmann, (5, 2)), (Stiefel, (5, 2)), (Sphere, (5,)), (Oblique, (5, 2)), (Euclidean, (5, 2))):
+    for kind, sizes in (
+        (Grassmann, (5, 2)),
+        (Stiefel, (5, 2)),
+        (Sphere, (5,)),
+        (Oblique, (5, 2)),
+        (Euclidean, (5, 2)),
+    ):
         manifold, plain = kind(*map(whole, sizes)), kind(*sizes)
         assert (manifold, hash(manifold), repr(manifold)) == (plain, hash(plain), repr(plain))
         assert type(manifold.dim) is int
@@ -91,13 +112,19 @@ def test_bad_arguments_are_named(manifold):
         manifold.retract(x, torch.zeros(9, 9, 9))
     with pytest.raises(ValueError, match=r"start must have shape .* got \(\)"):
         manifold.check_point(torch.zeros(()), name="start")
-    with pytest.raises(ValueError, match=r"v must be torch\.float64 on cpu like the point x, got torch\.float32"):
+    with pytest.raises(
+        ValueError, match=r"v must be torch\.float64 on cpu like the point x, got torch\.float32"
+    ):
         manifold.retract(x, v.float())
-    with pytest.raises(ValueError, match=r"y must be torch\.float64 on cpu .* got torch\.float64 on meta"):
+    with pytest.raises(
+        ValueError, match=r"y must be torch\.float64 on cpu .* got torch\.float64 on meta"
+    ):
         manifold.dist(x, x.to("meta"))
     with pytest.raises(ValueError, match=r"retraction of \w+ must be one of \[.*\], got 'nearest'"):
         manifold.retract(x, v, method="nearest")
-    with pytest.raises(ValueError, match=r"transport_method of \w+ must be one of \[.*\], got 'drag'"):
+    with pytest.raises(
+        ValueError, match=r"transport_method of \w+ must be one of \[.*\], got 'drag'"
+    ):
         manifold.transport(x, x, v, method="drag")
     with pytest.raises(ValueError, match="x0 must be finite, got NaN or infinite entries"):
         manifold.check_point(x * torch.nan, name="x0")
@@ -112,10 +139,15 @@ def test_points_off_the_manifold_and_vectors_not_tangent_are_refused(manifold):
     x, v = draw(manifold)
     manifold.check_point(x)
     manifold.check_tangent(x, v)
-    with pytest.raises(ValueError, match=r"x0 is not a point of .*: its constraint is violated by .* more than 1e-08"):
+    with pytest.raises(
+        ValueError,
+        match=r"x0 is not a point of .*: its constraint is violated by .* more than 1e-08",
+    ):
         manifold.check_point(1.01 * x, name="x0")
     manifold.check_point((1 + 1e-5) * x, atol=1e-4)
-    with pytest.raises(ValueError, match=r"d is not a tangent vector of .*: its normal part is .* project it first"):
+    with pytest.raises(
+        ValueError, match=r"d is not a tangent vector of .*: its normal part is .* project it first"
+    ):
         manifold.check_tangent(x, v + x, name="d")
 
 
@@ -127,7 +159,9 @@ def test_parameters_can_be_checked(manifold):
     manifold.check_tangent(x, v)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # from torch.func.jvp itself
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit.script.*:DeprecationWarning"
+)  # from torch.func.jvp itself
 @pytest.mark.parametrize("manifold", [*MANIFOLDS, Stiefel(4, 3), Stiefel(3, 3)], ids=repr)
 def test_retractions_can_be_differentiated_at_zero_too(manifold):
     # At a zero step the Gram matrix is the identity: a derivative through eigenvectors would be NaN.
@@ -152,10 +186,14 @@ def test_retractions_can_be_differentiated_at_zero_too(manifold):
 @pytest.mark.parametrize("manifold", MANIFOLDS, ids=repr)
 def test_a_point_with_many_vectors_is_a_batch_of_that_point(manifold):
     x, _ = draw(manifold)
-    v = manifold.project(x, torch.randn(3, *x.shape, generator=torch.Generator().manual_seed(2), dtype=x.dtype))
+    v = manifold.project(
+        x, torch.randn(3, *x.shape, generator=torch.Generator().manual_seed(2), dtype=x.dtype)
+    )
     for method in manifold.retractions:
         expected = manifold.retract(x.expand_as(v), v, method=method)
-        torch.testing.assert_close(manifold.retract(x, v, method=method), expected, atol=1e-14, rtol=0)
+        torch.testing.assert_close(
+            manifold.retract(x, v, method=method), expected, atol=1e-14, rtol=0
+        )
 
 
 @pytest.mark.parametrize("manifold", MANIFOLDS, ids=repr)
@@ -180,7 +218,9 @@ def test_no_operation_forms_a_square_of_the_height(manifold):
         assert abs(float(manifold.dist(x, manifold.exp(x, v))) - 1) < 1e-5
 
 
-@pytest.mark.parametrize("manifold", [*MANIFOLDS, Product({"a": Sphere(3), "b": Euclidean()})], ids=repr)
+@pytest.mark.parametrize(
+    "manifold", [*MANIFOLDS, Product({"a": Sphere(3), "b": Euclidean()})], ids=repr
+)
 def test_manifolds_are_values(manifold):
     assert copy.deepcopy(manifold) == manifold
     assert pickle.loads(pickle.dumps(manifold)) == manifold
@@ -206,7 +246,9 @@ def test_a_manifold_without_closed_forms_says_so():
         stiefel.dist(x, x)
 
 
-@pytest.mark.parametrize("manifold", [*MANIFOLDS, Product({"a": Sphere(3), "b": Euclidean()})], ids=repr)
+@pytest.mark.parametrize(
+    "manifold", [*MANIFOLDS, Product({"a": Sphere(3), "b": Euclidean()})], ids=repr
+)
 def test_empty_batches_are_batches(manifold):
     x = manifold.random_point(2, 0)
     v = manifold.random_tangent(x)
@@ -232,7 +274,12 @@ def test_a_manifold_of_dimension_zero_has_only_the_zero_vector():
     seed=st.integers(0, 2**31),
 )
 def test_retractions_land_on_the_manifold_for_any_shape_and_step(n, p, batch, dtype, length, seed):
-    manifolds: list[Manifold] = [Sphere(n), Oblique(p, n), Stiefel(n, min(p, n)), Power(Sphere(n), p)]
+    manifolds: list[Manifold] = [
+        Sphere(n),
+        Oblique(p, n),
+        Stiefel(n, min(p, n)),
+        Power(Sphere(n), p),
+    ]
     if p < n:
         manifolds += [Grassmann(n, p)]
     for manifold in manifolds:
@@ -278,8 +325,10 @@ def test_under_vmap_values_and_derivatives_are_those_of_the_members(manifold, me
     v, apply = scale(length, v), operation(manifold, method)
 
     def weighed(x, y, v):
-        return sum((leaf * torch.arange(leaf.numel(), dtype=leaf.dtype).cos().reshape(leaf.shape)).sum()
-                   for leaf in leaves(apply(x, y, v)))  # fmt: skip
+        return sum(
+            (leaf * torch.arange(leaf.numel(), dtype=leaf.dtype).cos().reshape(leaf.shape)).sum()
+            for leaf in leaves(apply(x, y, v))
+        )
 
     members = [tuple(tree_map(lambda leaf: leaf[k], tree) for tree in (x, y, v)) for k in range(3)]  # noqa: B023
     for function in (apply, torch.func.grad(weighed, argnums=2)):

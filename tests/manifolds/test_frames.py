@@ -13,7 +13,10 @@ def with_condition(n, p, condition, dtype):
     """A matrix of given condition number."""
     left = torch.linalg.qr(tall(n, p, seed=1)).Q
     right = torch.linalg.qr(tall(p, p, seed=2)).Q
-    return ((left * torch.logspace(0, -torch.log10(torch.tensor(condition)), p, dtype=torch.float64)) @ right).to(dtype)
+    return (
+        (left * torch.logspace(0, -torch.log10(torch.tensor(condition)), p, dtype=torch.float64))
+        @ right
+    ).to(dtype)
 
 
 def polar_reference(y):
@@ -48,11 +51,15 @@ def test_frames_are_orthonormal_whatever_the_condition(maker, condition, dtype):
 @pytest.mark.parametrize("condition", [1.0, 3.9, 4.1, 1e3, 1e6])
 def test_polar_is_that_of_the_singular_values_on_both_roads(condition):
     y = with_condition(40, 5, condition, torch.float64)
-    torch.testing.assert_close(frames.polar(y), polar_reference(y), atol=1e-14 * condition + 1e-14, rtol=0)
+    torch.testing.assert_close(
+        frames.polar(y), polar_reference(y), atol=1e-14 * condition + 1e-14, rtol=0
+    )
 
 
 def test_polar_of_a_batch_with_one_bad_entry():
-    y = torch.stack([with_condition(20, 3, 1.5, torch.float64), with_condition(20, 3, 1e5, torch.float64)])
+    y = torch.stack(
+        [with_condition(20, 3, 1.5, torch.float64), with_condition(20, 3, 1e5, torch.float64)]
+    )
     torch.testing.assert_close(frames.polar(y), polar_reference(y), atol=1e-9, rtol=0)
 
 
@@ -68,7 +75,9 @@ def test_polar_survives_huge_and_tiny_entries():
 def test_polar_of_one_column_is_its_direction_at_every_size(size, dtype):
     # the square is infinite and the condition of a 1×1 matrix is still 1
     y = tall(10, 1).to(dtype)
-    torch.testing.assert_close(frames.polar(size * y), y / y.norm(), atol=10 * torch.finfo(dtype).eps, rtol=0)
+    torch.testing.assert_close(
+        frames.polar(size * y), y / y.norm(), atol=10 * torch.finfo(dtype).eps, rtol=0
+    )
 
 
 def test_polar_of_nan_is_nan_only_where_it_must():
@@ -95,11 +104,15 @@ def test_random_frames_have_the_uniform_mean():
     )
     # E xxᵀ = (p/n) I and E x = 0 under the uniform distribution; five standard errors
     second = (frame @ frame.mT).mean(0)
-    torch.testing.assert_close(second, 2 / 3 * torch.eye(3, dtype=torch.float64), atol=0.015, rtol=0)
+    torch.testing.assert_close(
+        second, 2 / 3 * torch.eye(3, dtype=torch.float64), atol=0.015, rtol=0
+    )
     assert float(frame.mean(0).abs().max()) < 5 * (1 / 3 / 20_000) ** 0.5
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # from torch's forward mode itself
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit.script.*:DeprecationWarning"
+)  # from torch's forward mode itself
 @pytest.mark.parametrize("size", [1e-20, 1.0, 1e20])
 @pytest.mark.parametrize("step", [0.0, 0.3, 2.0, 9.0])
 def test_second_derivatives_of_the_polar_factor_are_the_slopes_of_the_first(step, size):
@@ -135,7 +148,9 @@ def test_the_polar_factor_is_differentiated_where_singular_values_are_equal(long
     inside = (inside - inside.mT) / (s[:, None] + s)
     outside = (direction - left @ (left.mT @ direction)) @ right / s
     expected = (left @ inside + outside) @ right.mT
-    torch.testing.assert_close(torch.einsum("ijkl,kl->ij", gradient, direction), expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(
+        torch.einsum("ijkl,kl->ij", gradient, direction), expected, atol=1e-12, rtol=0
+    )
 
 
 @pytest.mark.parametrize("norm", [1e-6, 1e-3, 0.01, 0.03, 0.05, 0.5, 5.0])

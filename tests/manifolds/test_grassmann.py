@@ -8,7 +8,9 @@ from fisherfold.manifolds import Grassmann, Sphere
 
 
 def rotation(p, seed=5):
-    return torch.linalg.qr(torch.randn(p, p, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)).Q
+    return torch.linalg.qr(
+        torch.randn(p, p, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    ).Q
 
 
 def projector(x):
@@ -48,11 +50,15 @@ def test_small_forms_equal_those_of_the_singular_values(pair, same, n, p):
 def small_distance_reference(x, y):
     """The distance of the points as they are rounded, in extended precision: |(I - x(xᵀx)⁻¹xᵀ) y|, good to d²."""
     x, y = x.numpy().astype(np.longdouble), y.numpy().astype(np.longdouble)
-    correction = 2 * np.eye(x.shape[1], dtype=np.longdouble) - x.T @ x  # (xᵀx)⁻¹ to the square of rounding
+    correction = (
+        2 * np.eye(x.shape[1], dtype=np.longdouble) - x.T @ x
+    )  # (xᵀx)⁻¹ to the square of rounding
     return float(np.sqrt(((y - x @ (correction @ (x.T @ y))) ** 2).sum()))
 
 
-@pytest.mark.skipif(np.finfo(np.longdouble).eps > 1e-18, reason="no extended precision on this platform")
+@pytest.mark.skipif(
+    np.finfo(np.longdouble).eps > 1e-18, reason="no extended precision on this platform"
+)
 @pytest.mark.parametrize(("n", "p"), [(6, 2), (5, 4), (300, 7)])
 @pytest.mark.parametrize("distance", [1e-12, 1e-9, 1e-6])
 def test_distances_keep_their_digits_near_zero_whatever_the_representative(pair, n, p, distance):
@@ -60,7 +66,9 @@ def test_distances_keep_their_digits_near_zero_whatever_the_representative(pair,
     for seed in range(5):
         x, _, _, v, _ = pair(grassmann, seed=seed, length=1.0)
         y = grassmann.exp(x, distance * v)
-        assert float(grassmann.dist(x, y)) == pytest.approx(small_distance_reference(x, y), rel=1e-10)
+        assert float(grassmann.dist(x, y)) == pytest.approx(
+            small_distance_reference(x, y), rel=1e-10
+        )
         turned = y @ rotation(p)
         error = float(grassmann.dist(x, turned)) - small_distance_reference(x, turned)
         assert abs(error) < 3e-16

@@ -25,7 +25,9 @@ def test_ordinary_lengths_keep_their_bits():
     assert torch.equal(length(v), torch.linalg.vector_norm(v, dim=-1))
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # from torch.func.jvp itself
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit.script.*:DeprecationWarning"
+)  # from torch.func.jvp itself
 @pytest.mark.parametrize("manifold", ROUND, ids=repr)
 def test_logarithm_and_geodesic_can_be_differentiated_twice_where_points_meet(manifold):
     x, _ = draw(manifold)
@@ -55,7 +57,9 @@ def test_derivatives_of_logarithm_distance_and_geodesic_between_distinct_points(
         assert gradgradcheck(lambda s: manifold.exp(x, s), v.clone().requires_grad_())
     # the gradient of half the squared distance is minus the logarithm back
     (slope,) = torch.autograd.grad(manifold.dist(x, y) ** 2 / 2, y)
-    torch.testing.assert_close(manifold.project(y, slope), -manifold.log(y, x).detach(), atol=1e-14, rtol=1e-9)
+    torch.testing.assert_close(
+        manifold.project(y, slope), -manifold.log(y, x).detach(), atol=1e-14, rtol=1e-9
+    )
 
 
 @pytest.mark.parametrize("manifold", [*ROUND, PRODUCT], ids=repr)
@@ -76,10 +80,14 @@ def test_the_squared_length_of_the_logarithm_has_the_hessian_of_the_squared_dist
     sphere = Sphere(4)
     x, _ = draw(sphere)
     hessian = torch.autograd.functional.hessian(lambda y: (sphere.log(x, y) ** 2).sum() / 2, x)
-    torch.testing.assert_close(hessian, torch.eye(4, dtype=x.dtype) - torch.outer(x, x), atol=1e-15, rtol=0)
+    torch.testing.assert_close(
+        hessian, torch.eye(4, dtype=x.dtype) - torch.outer(x, x), atol=1e-15, rtol=0
+    )
 
 
-@pytest.mark.parametrize("manifold", [*ROUND, Stiefel(5, 2), Grassmann(5, 2), Euclidean(3), PRODUCT], ids=repr)
+@pytest.mark.parametrize(
+    "manifold", [*ROUND, Stiefel(5, 2), Grassmann(5, 2), Euclidean(3), PRODUCT], ids=repr
+)
 def test_the_length_of_a_zero_vector_has_derivative_zero(manifold):
     x, v = draw(manifold)
     zero = tree_map(lambda leaf: torch.zeros_like(leaf, requires_grad=True), v)
@@ -90,4 +98,6 @@ def test_the_length_of_a_zero_vector_has_derivative_zero(manifold):
 def test_roots_and_lengths_keep_what_is_not_finite():
     values = torch.tensor([0.0, 4.0, math.inf, math.nan])
     torch.testing.assert_close(root(values), values.sqrt(), equal_nan=True)
-    torch.testing.assert_close(length(values[:, None]), torch.tensor([0.0, 4.0, math.inf, math.nan]), equal_nan=True)
+    torch.testing.assert_close(
+        length(values[:, None]), torch.tensor([0.0, 4.0, math.inf, math.nan]), equal_nan=True
+    )

@@ -25,36 +25,61 @@ def test_distances_add_in_squares_and_tangents_have_unit_length():
     torch.testing.assert_close(NESTED.norm(x, v), torch.ones(4, dtype=torch.float64))
     y = NESTED.exp(x, v)
     torch.testing.assert_close(NESTED.dist(x, y), torch.ones(4, dtype=torch.float64))
-    parts = Grassmann(5, 2).dist(x["u"], y["u"]) ** 2 + Sphere(3).dist(x["rest"]["w"], y["rest"]["w"]) ** 2
+    parts = (
+        Grassmann(5, 2).dist(x["u"], y["u"]) ** 2
+        + Sphere(3).dist(x["rest"]["w"], y["rest"]["w"]) ** 2
+    )
     parts = parts + (x["rest"]["b"] - y["rest"]["b"]) ** 2
     torch.testing.assert_close(NESTED.dist(x, y) ** 2, parts)
 
 
 def test_bad_arguments_are_named_with_their_place():
     x, v = draw(NESTED)
-    with pytest.raises(TypeError, match=r"x must be a dictionary of the factors \['u', 'rest'\], got Tensor"):
+    with pytest.raises(
+        TypeError, match=r"x must be a dictionary of the factors \['u', 'rest'\], got Tensor"
+    ):
         NESTED.check_point(x["u"])
-    with pytest.raises(ValueError, match=r"v must have the keys \['rest', 'u'\] of Product.*, got \['u'\]"):
+    with pytest.raises(
+        ValueError, match=r"v must have the keys \['rest', 'u'\] of Product.*, got \['u'\]"
+    ):
         NESTED.retract(x, {"u": v["u"]})
-    with pytest.raises(ValueError, match=r"x\['rest'\]\['w'\] must have shape \(\.\.\., 3\) .* got \(4,\)"):
+    with pytest.raises(
+        ValueError, match=r"x\['rest'\]\['w'\] must have shape \(\.\.\., 3\) .* got \(4,\)"
+    ):
         NESTED.check_point({"u": x["u"], "rest": {"w": torch.zeros(4), "b": x["rest"]["b"]}})
     with pytest.raises(ValueError, match=r"x0\['rest'\]\['w'\] is not a point of Sphere\(3\)"):
-        NESTED.check_point({"u": x["u"], "rest": {"w": 2 * x["rest"]["w"], "b": x["rest"]["b"]}}, name="x0")
+        NESTED.check_point(
+            {"u": x["u"], "rest": {"w": 2 * x["rest"]["w"], "b": x["rest"]["b"]}}, name="x0"
+        )
     with pytest.raises(ValueError, match=r"v\['u'\] is not a tangent vector of Grassmann\(5, 2\)"):
         NESTED.check_tangent(x, {"u": x["u"], "rest": v["rest"]})
-    with pytest.raises(ValueError, match=r"retraction of Product must be one of \['factors'\], got 'qr'"):
+    with pytest.raises(
+        ValueError, match=r"retraction of Product must be one of \['factors'\], got 'qr'"
+    ):
         NESTED.retract(x, v, method="qr")
-    with pytest.raises(ValueError, match=r"transport_method of Product must be one of \['factors'\], got 'parallel'"):
+    with pytest.raises(
+        ValueError,
+        match=r"transport_method of Product must be one of \['factors'\], got 'parallel'",
+    ):
         NESTED.transport(x, x, v, method="parallel")
 
 
 def test_factors_have_one_batch():
     x, _ = draw(NESTED, 4)
     other = {"u": x["u"], "rest": {"w": x["rest"]["w"][0], "b": x["rest"]["b"][0]}}
-    for call in (NESTED.check_point, NESTED.violation, lambda p: NESTED.dist(p, p), lambda p: NESTED.norm(p, p)):
-        with pytest.raises(ValueError, match=r"x must have the same batch .* \{'u': \(4,\), 'rest': \(\)\}"):
+    for call in (
+        NESTED.check_point,
+        NESTED.violation,
+        lambda p: NESTED.dist(p, p),
+        lambda p: NESTED.norm(p, p),
+    ):
+        with pytest.raises(
+            ValueError, match=r"x must have the same batch .* \{'u': \(4,\), 'rest': \(\)\}"
+        ):
             call(other)
-    with pytest.raises(ValueError, match=r"x\['rest'\] must have the same batch .* \{'w': \(4,\), 'b': \(2,\)\}"):
+    with pytest.raises(
+        ValueError, match=r"x\['rest'\] must have the same batch .* \{'w': \(4,\), 'b': \(2,\)\}"
+    ):
         NESTED.check_point({"u": x["u"], "rest": {"w": x["rest"]["w"], "b": x["rest"]["b"][:2]}})
 
 

@@ -27,7 +27,9 @@ def test_scipy_agrees(n, same):
     same(rotations.exp(x, v), x.numpy() @ scipy.linalg.expm(x.numpy().T @ v.numpy()))
     y = rotations.exp(x, v)
     same(rotations.log(x, y), v, atol=1e-12)
-    same(rotations.log(x, y), x.numpy() @ scipy.linalg.logm(x.numpy().T @ y.numpy()).real, atol=1e-12)
+    same(
+        rotations.log(x, y), x.numpy() @ scipy.linalg.logm(x.numpy().T @ y.numpy()).real, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("angle", [1e-12, 1e-8, 1e-3, 1.0, 2.0, 3.0, math.pi - 1e-3])
@@ -40,8 +42,13 @@ def test_distances_are_angles(angle):
 def test_half_turns_have_no_logarithm():
     rotations = Rotations(3)
     x, y = torch.eye(3, dtype=FLOAT), torch.diag(torch.tensor([1.0, -1.0, -1.0], dtype=FLOAT))
-    for call in (lambda: rotations.log(x, y), lambda: rotations.transport(x, y, x - x.T, method="parallel")):
-        with pytest.raises(ValueError, match="y is half a turn away from x: there is no unique shortest geodesic"):
+    for call in (
+        lambda: rotations.log(x, y),
+        lambda: rotations.transport(x, y, x - x.T, method="parallel"),
+    ):
+        with pytest.raises(
+            ValueError, match="y is half a turn away from x: there is no unique shortest geodesic"
+        ):
             call()
 
 
@@ -53,7 +60,9 @@ def test_logarithm_and_squared_distance_can_be_differentiated_where_points_meet(
         y = y.clone().requires_grad_()
         (slope,) = torch.autograd.grad(rotations.dist(x, y) ** 2 / 2, y)
         back = -rotations.log(y.detach(), x)
-        torch.testing.assert_close(rotations.project(y.detach(), slope), back, atol=1e-13, rtol=1e-9)
+        torch.testing.assert_close(
+            rotations.project(y.detach(), slope), back, atol=1e-13, rtol=1e-9
+        )
 
 
 @pytest.mark.parametrize("method", sorted(Rotations.retractions))
@@ -61,9 +70,13 @@ def test_retractions_keep_the_determinant(method):
     rotations, generator = Rotations(3), torch.Generator().manual_seed(0)
     x = rotations.random_point(200, generator=generator)
     for length in (1e-3, 1.0, 1e3):
-        y = rotations.retract(x, length * rotations.random_tangent(x, generator=generator), method=method)
+        y = rotations.retract(
+            x, length * rotations.random_tangent(x, generator=generator), method=method
+        )
         rotations.check_point(y)
-    far = rotations.retract(x, 1e20 * rotations.random_tangent(x, generator=generator), method=method)
+    far = rotations.retract(
+        x, 1e20 * rotations.random_tangent(x, generator=generator), method=method
+    )
     finite = far.isfinite().all(dim=-1).all(dim=-1)
     rotations.check_point(far[finite])
 
@@ -73,7 +86,9 @@ def test_reflections_are_named():
     message = r"x0 is not a point of Rotations\(3\): its determinant is -1, so it is a reflection; flip one column"
     with pytest.raises(ValueError, match=message):
         minimize(LossProblem(Rotations(3), lambda r: r[0, 0]), reflection, "lbfgs")
-    with pytest.raises(ValueError, match=r"x is not a point of Power\(Rotations\(3\), 2\): its determinant is -1"):
+    with pytest.raises(
+        ValueError, match=r"x is not a point of Power\(Rotations\(3\), 2\): its determinant is -1"
+    ):
         Power(Rotations(3), 2).check_point(torch.stack([torch.eye(3, dtype=FLOAT), reflection]))
     with pytest.raises(ValueError, match=r"n of Rotations must be at least 2, got 1"):
         Rotations(1)
@@ -115,5 +130,7 @@ def test_poses_are_a_product_and_many_of_them_a_power():
         Power(Rotations(3), 4).check_point(x["rotation"][:3])
     with pytest.raises(ValueError, match=r"k of Power must be a positive integer, got 0"):
         Power(pose, 0)
-    with pytest.raises(ValueError, match=r"manifold of Power must be a manifold such as Rotations\(3\), got 3"):
+    with pytest.raises(
+        ValueError, match=r"manifold of Power must be a manifold such as Rotations\(3\), got 3"
+    ):
         Power(3, 2)

@@ -49,7 +49,11 @@ def test_scipy_agrees(pair, same):
     x, y, _, v, _ = pair(spd)
     solved = scipy.linalg.solve(x.numpy(), y.numpy())
     same(spd.log(x, y), x.numpy() @ scipy.linalg.logm(solved).real, atol=1e-12)
-    same(spd.exp(x, v), x.numpy() @ scipy.linalg.expm(scipy.linalg.solve(x.numpy(), v.numpy())), atol=1e-12)
+    same(
+        spd.exp(x, v),
+        x.numpy() @ scipy.linalg.expm(scipy.linalg.solve(x.numpy(), v.numpy())),
+        atol=1e-12,
+    )
     values = scipy.linalg.eigh(y.numpy(), x.numpy(), eigvals_only=True)
     same(spd.dist(x, y), math.sqrt(sum(math.log(value) ** 2 for value in values)), atol=1e-12)
 
@@ -82,15 +86,21 @@ def test_bases_are_orthonormal_in_the_metric():
     spd = SPD(3)
     x = spd.random_point(generator=torch.Generator().manual_seed(0))
     basis = spd.tangent_basis(x)
-    products = spd.inner(x.expand(6, 6, 3, 3), basis[:, None].expand(6, 6, 3, 3), basis[None].expand(6, 6, 3, 3))
+    products = spd.inner(
+        x.expand(6, 6, 3, 3), basis[:, None].expand(6, 6, 3, 3), basis[None].expand(6, 6, 3, 3)
+    )
     torch.testing.assert_close(products, torch.eye(6, dtype=FLOAT), atol=1e-12, rtol=0)
-    with pytest.raises(ValueError, match=r"x must be a single point, got one with the batch dimensions \(2,\)"):
+    with pytest.raises(
+        ValueError, match=r"x must be a single point, got one with the batch dimensions \(2,\)"
+    ):
         spd.tangent_basis(torch.stack([x, x]))
 
 
 def test_matrices_that_are_no_covariances_are_named():
     spd = SPD(2)
-    with pytest.raises(ValueError, match=r"it is not positive definite, its smallest eigenvalue is -1\.00e\+00"):
+    with pytest.raises(
+        ValueError, match=r"it is not positive definite, its smallest eigenvalue is -1\.00e\+00"
+    ):
         spd.check_point(torch.diag(torch.tensor([1.0, -1.0])))
     with pytest.raises(ValueError, match=r"its constraint is violated by 5\.00e-01"):
         spd.check_point(torch.tensor([[1.0, 0.5], [0.0, 1.0]]))
@@ -104,7 +114,9 @@ def test_pymanopt_agrees(pair, same):
     x, y, u, v, a = pair(ours)
     px, py, pu, pv, pa = (t.numpy() for t in (x, y, u, v, a))
     same(ours.inner(x, u, v), theirs.inner_product(px, pu, pv), atol=1e-12)
-    same(ours.riemannian_gradient(x, a), theirs.euclidean_to_riemannian_gradient(px, pa), atol=1e-12)
+    same(
+        ours.riemannian_gradient(x, a), theirs.euclidean_to_riemannian_gradient(px, pa), atol=1e-12
+    )
     h = ours.project(x, randn(4, 4, seed=9))
     converted = theirs.euclidean_to_riemannian_hessian(px, (pa + pa.T) / 2, h.numpy(), pv)
     same(ours.riemannian_hessian(x, a, h, v), converted, atol=1e-12)
@@ -114,7 +126,9 @@ def test_pymanopt_agrees(pair, same):
     assert ours.dim == theirs.dim
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # its functions are compiled when first called
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning"
+)  # its functions are compiled when first called
 def test_geoopt_agrees(pair, same, geoopt):
     ours, theirs = SPD(4), geoopt.SymmetricPositiveDefinite()
     x, y, u, v, _ = pair(ours)

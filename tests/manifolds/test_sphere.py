@@ -34,8 +34,12 @@ def test_log_inverts_exp_up_to_the_antipode(pair, distance):
 
 
 @pytest.mark.parametrize("manifold", [Sphere(4), Oblique(3, 4)], ids=repr)
-@pytest.mark.parametrize(("dtype", "gap"), [(torch.float64, 1e-5), (torch.float64, 1e-8), (torch.float32, 1e-4)])
-def test_next_to_the_antipode_logarithms_are_tangent_and_parallel_transport_keeps_lengths(manifold, dtype, gap):
+@pytest.mark.parametrize(
+    ("dtype", "gap"), [(torch.float64, 1e-5), (torch.float64, 1e-8), (torch.float32, 1e-4)]
+)
+def test_next_to_the_antipode_logarithms_are_tangent_and_parallel_transport_keeps_lengths(
+    manifold, dtype, gap
+):
     generator = torch.Generator().manual_seed(0)
     x = manifold.random_point(generator=generator, dtype=dtype)
     v, w = (manifold.random_tangent(x, generator=generator) for _ in range(2))
@@ -43,13 +47,17 @@ def test_next_to_the_antipode_logarithms_are_tangent_and_parallel_transport_keep
     manifold.check_tangent(x, manifold.log(x, y))
     carried = manifold.transport(x, y, w, method="parallel")
     manifold.check_tangent(y, carried)
-    torch.testing.assert_close(carried.norm(dim=-1), w.norm(dim=-1), rtol=1e2 * torch.finfo(dtype).eps, atol=0)
+    torch.testing.assert_close(
+        carried.norm(dim=-1), w.norm(dim=-1), rtol=1e2 * torch.finfo(dtype).eps, atol=0
+    )
 
 
 @pytest.mark.parametrize("manifold", [Sphere(4), Oblique(3, 4)], ids=repr)
 def test_antipodes_have_no_logarithm_and_no_parallel_transport(pair, manifold):
     x, _, _, v, _ = pair(manifold)
-    with pytest.raises(ValueError, match="y is antipodal to x: there is no unique shortest geodesic between them"):
+    with pytest.raises(
+        ValueError, match="y is antipodal to x: there is no unique shortest geodesic between them"
+    ):
         manifold.log(x, -x)
     with pytest.raises(ValueError, match="antipodal"):
         manifold.transport(x, -x, v, method="parallel")
@@ -70,7 +78,9 @@ def test_parallel_transport_turns_only_in_the_plane_of_the_geodesic(same):
     same(sphere.transport(x, y, z, method="parallel"), z)
     # a loop around an octant turns vectors by its area, π/2
     around = sphere.transport(x, y, y, method="parallel")
-    around = sphere.transport(z, x, sphere.transport(y, z, around, method="parallel"), method="parallel")
+    around = sphere.transport(
+        z, x, sphere.transport(y, z, around, method="parallel"), method="parallel"
+    )
     same(around, z)
 
 
@@ -122,7 +132,9 @@ def test_oblique_is_the_product_of_its_rows(pair, same):
     x, y, u, v, a = pair(oblique)
     same(oblique.project(x, a), sphere.project(x, a))
     same(oblique.exp(x, v), sphere.exp(x, v))
-    same(oblique.transport(x, y, v, method="parallel"), sphere.transport(x, y, v, method="parallel"))
+    same(
+        oblique.transport(x, y, v, method="parallel"), sphere.transport(x, y, v, method="parallel")
+    )
     same(oblique.dist(x, y) ** 2, (sphere.dist(x, y) ** 2).sum())
     same(oblique.inner(x, u, v), sphere.inner(x, u, v).sum())
     assert oblique.dim == 3 * sphere.dim

@@ -18,7 +18,9 @@ def exp_reference(x, v):
     p = x.shape[1]
     a, s = x.T @ v, v.T @ v
     block = torch.cat([torch.cat([a, -s], 1), torch.cat([torch.eye(p, dtype=x.dtype), a], 1)], 0)
-    both = torch.matrix_exp(torch.stack([block, block]))[0]  # a batch: alone it is off by 1e-10 in torch 2.13
+    both = torch.matrix_exp(torch.stack([block, block]))[
+        0
+    ]  # a batch: alone it is off by 1e-10 in torch 2.13
     return torch.cat([x, v], 1) @ both[:, :p] @ torch.matrix_exp(torch.stack([-a, -a]))[0]
 
 
@@ -78,7 +80,11 @@ def test_pymanopt_agrees(pair, same):
 
 
 def test_geoopt_agrees_where_its_metric_is_the_euclidean_one(same, geoopt):
-    ours, theirs, exact = Stiefel(7, 3), geoopt.Stiefel(canonical=False), geoopt.EuclideanStiefelExact()
+    ours, theirs, exact = (
+        Stiefel(7, 3),
+        geoopt.Stiefel(canonical=False),
+        geoopt.EuclideanStiefelExact(),
+    )
     generator = torch.Generator().manual_seed(0)
     x = ours.random_point(2, generator=generator)
     v = ours.random_tangent(x, generator=generator)

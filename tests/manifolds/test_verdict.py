@@ -40,7 +40,12 @@ def test_verdicts_are_true_when_they_pass():
 
 
 def test_verdicts_speak():
-    assert str(at_most("gap", 1.0, 0.5)) == "FAILED: gap: measured 1.00e+00, expected at most 5.00e-01"
-    assert slope_at_least("order", 2.0, 3).message == "the error falls like t^2.00, expected t^3 or faster"
+    assert (
+        str(at_most("gap", 1.0, 0.5)) == "FAILED: gap: measured 1.00e+00, expected at most 5.00e-01"
+    )
+    assert (
+        slope_at_least("order", 2.0, 3).message
+        == "the error falls like t^2.00, expected t^3 or faster"
+    )
     assert "is only rounding" in slope_at_least("order", math.inf, 3).message
     assert Verdict("a", 1, 2, True, "m").measured == 1

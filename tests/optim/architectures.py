@@ -48,8 +48,13 @@ def plain(norm: nn.Module, *, bias: bool = False, between: nn.Module | None = No
 def post_activation_residual() -> nn.Module:
     return Net(
         lambda s, x: s.head(F.relu(s.b(s.q(F.relu(s.a(s.p(x))))) + s.skip(x))),
-        p=conv(3, 6), a=nn.BatchNorm2d(6), q=conv(6, 6), b=nn.BatchNorm2d(6), skip=conv(3, 6, 1), head=head(),
-    )  # fmt: skip
+        p=conv(3, 6),
+        a=nn.BatchNorm2d(6),
+        q=conv(6, 6),
+        b=nn.BatchNorm2d(6),
+        skip=conv(3, 6, 1),
+        head=head(),
+    )
 
 
 def pre_activation_residual() -> nn.Module:
@@ -58,9 +63,15 @@ def pre_activation_residual() -> nn.Module:
         return s.head(F.relu(s.last(x + s.q(F.relu(s.b(s.p(F.relu(s.a(x)))))))))
 
     return Net(
-        forward, stem=conv(3, 6), a=nn.BatchNorm2d(6), p=conv(6, 6), b=nn.BatchNorm2d(6), q=conv(6, 6),
-        last=nn.BatchNorm2d(6), head=head(),
-    )  # fmt: skip
+        forward,
+        stem=conv(3, 6),
+        a=nn.BatchNorm2d(6),
+        p=conv(6, 6),
+        b=nn.BatchNorm2d(6),
+        q=conv(6, 6),
+        last=nn.BatchNorm2d(6),
+        head=head(),
+    )
 
 
 def dense_concatenation() -> nn.Module:
@@ -69,7 +80,9 @@ def dense_concatenation() -> nn.Module:
         second = s.q(F.relu(s.a(first)))
         return s.head(F.relu(s.b(torch.cat([first, second], dim=1))))
 
-    return Net(forward, p=conv(3, 4), a=nn.BatchNorm2d(4), q=conv(4, 2), b=nn.BatchNorm2d(6), head=head())
+    return Net(
+        forward, p=conv(3, 4), a=nn.BatchNorm2d(4), q=conv(4, 2), b=nn.BatchNorm2d(6), head=head()
+    )
 
 
 def raw_skip() -> nn.Module:
@@ -99,10 +112,14 @@ def used_twice(*, both_normed: bool) -> nn.Module:
 
 def tied() -> nn.Module:
     net = nn.Sequential(
-        nn.Linear(6, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(),
-        nn.Linear(6, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(),
+        nn.Linear(6, 6, bias=False),
+        nn.BatchNorm1d(6),
+        nn.ReLU(),
+        nn.Linear(6, 6, bias=False),
+        nn.BatchNorm1d(6),
+        nn.ReLU(),
         nn.Linear(6, 3),
-    )  # fmt: skip
+    )
     net[3].weight = net[0].weight
     return net
 
@@ -166,7 +183,13 @@ def mlp(norm: nn.Module, *, bias: bool) -> nn.Module:
 
 def grouped(groups: int) -> nn.Module:
     return nn.Sequential(
-        conv(3, 6), nn.BatchNorm2d(6), nn.ReLU(), conv(6, 6, groups=groups), nn.BatchNorm2d(6), nn.ReLU(), head()
+        conv(3, 6),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        conv(6, 6, groups=groups),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        head(),
     )
 
 
@@ -187,7 +210,11 @@ def eval_mode() -> nn.Module:
 
 
 def functional_norm() -> nn.Module:
-    return Net(lambda s, x: s.head(F.relu(F.batch_norm(s.p(x), None, None, training=True))), p=conv(3, 6), head=head())
+    return Net(
+        lambda s, x: s.head(F.relu(F.batch_norm(s.p(x), None, None, training=True))),
+        p=conv(3, 6),
+        head=head(),
+    )
 
 
 def branches() -> nn.Module:
@@ -196,7 +223,10 @@ def branches() -> nn.Module:
     def forward(s: Any, x: Tensor) -> dict[str, Tensor]:
         first = s.p(x)
         other = s.q(x)
-        return {"a": s.head(F.relu(s.a(first)) + F.relu(s.b(first)) + F.relu(s.c(other))), "b": other.mean(dim=(2, 3))}
+        return {
+            "a": s.head(F.relu(s.a(first)) + F.relu(s.b(first)) + F.relu(s.c(other))),
+            "b": other.mean(dim=(2, 3)),
+        }
 
     norms = {name: nn.BatchNorm2d(6) for name in "abc"}
     return Net(forward, p=conv(3, 6), q=conv(3, 6), head=head(), **norms)
@@ -213,7 +243,9 @@ class TwoInputs(nn.Module):
 
 
 def dropout_net() -> nn.Module:
-    return nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 3))
+    return nn.Sequential(
+        nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 3)
+    )
 
 
 def unused_layer() -> nn.Module:
@@ -229,7 +261,11 @@ def unused_layer() -> nn.Module:
 def two_norms() -> nn.Module:
     """Linear maps between two layer norms: both factors of the product are invariant as wholes."""
     return nn.Sequential(
-        nn.Linear(5, 6, bias=False), nn.Linear(6, 6, bias=False), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 3)
+        nn.Linear(5, 6, bias=False),
+        nn.Linear(6, 6, bias=False),
+        nn.LayerNorm(6),
+        nn.ReLU(),
+        nn.Linear(6, 3),
     )
 
 
@@ -246,9 +282,17 @@ SUITE: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], dict[str, str
     "conv-bn": (lambda: plain(nn.BatchNorm2d(6)), images, ROW),
     "conv-bias-bn": (lambda: plain(nn.BatchNorm2d(6), bias=True), images, ROW),
     "conv-bn-no-affine": (lambda: plain(nn.BatchNorm2d(6, affine=False)), images, ROW),
-    "conv-bn-no-running-stats": (lambda: plain(nn.BatchNorm2d(6, track_running_stats=False)), images, ROW),
+    "conv-bn-no-running-stats": (
+        lambda: plain(nn.BatchNorm2d(6, track_running_stats=False)),
+        images,
+        ROW,
+    ),
     "conv-relu-bn": (lambda: plain(nn.BatchNorm2d(6), between=nn.ReLU()), images, ROW),
-    "conv-bias-relu-bn": (lambda: plain(nn.BatchNorm2d(6), bias=True, between=nn.ReLU()), images, NOTHING),
+    "conv-bias-relu-bn": (
+        lambda: plain(nn.BatchNorm2d(6), bias=True, between=nn.ReLU()),
+        images,
+        NOTHING,
+    ),
     "conv-gelu-bn": (lambda: plain(nn.BatchNorm2d(6), between=nn.GELU()), images, NOTHING),
     "conv-maxpool-bn": (lambda: plain(nn.BatchNorm2d(6), between=nn.MaxPool2d(2)), images, ROW),
     "conv-in": (lambda: plain(nn.InstanceNorm2d(6)), images, ROW),
@@ -265,15 +309,27 @@ SUITE: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], dict[str, str
     "mlp-without-norm": (lambda: mlp(nn.Identity(), bias=True), vectors, NOTHING),
     "product-before-ln": (two_norms, vectors, {"0.weight": "tensor", "1.weight": "tensor"}),
     "weight-norm": (weight_normed, vectors, {"0.parametrizations.weight.original1": "row"}),
-    "residual-post-activation": (post_activation_residual, images, {"p.weight": "row", "q.weight": "row"}),
+    "residual-post-activation": (
+        post_activation_residual,
+        images,
+        {"p.weight": "row", "q.weight": "row"},
+    ),
     "residual-pre-activation": (pre_activation_residual, images, {"p.weight": "row"}),
     "dense-concatenation": (dense_concatenation, images, {"p.weight": "row", "q.weight": "row"}),
     "raw-skip": (raw_skip, images, NOTHING),
     "grouped": (lambda: grouped(2), images, {"0.weight": "row", "3.weight": "row"}),
     "depthwise": (lambda: grouped(6), images, {"0.weight": "row", "3.weight": "row"}),
     "tied": (tied, lambda: images(8, 6), ROW),
-    "used-twice-normed": (lambda: used_twice(both_normed=True), images, {"stem.weight": "row", "p.weight": "row"}),
-    "used-twice-once-normed": (lambda: used_twice(both_normed=False), images, {"stem.weight": "row"}),
+    "used-twice-normed": (
+        lambda: used_twice(both_normed=True),
+        images,
+        {"stem.weight": "row", "p.weight": "row"},
+    ),
+    "used-twice-once-normed": (
+        lambda: used_twice(both_normed=False),
+        images,
+        {"stem.weight": "row"},
+    ),
     "bn-on-running-stats": (eval_mode, images, NOTHING),
     "functional-bn": (functional_norm, images, {"p.weight": "row"}),
     "two-branches": (branches, images, {"p.weight": "row"}),
@@ -281,24 +337,37 @@ SUITE: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], dict[str, str
     "dropout": (dropout_net, vectors, ROW),
     "unused-layer": (unused_layer, vectors, {"p.weight": "row"}),
     "conv1d-bn": (
-        lambda: nn.Sequential(nn.Conv1d(3, 6, 3), nn.BatchNorm1d(6), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3)),
-        lambda: images(6, 3, 8), ROW,
+        lambda: nn.Sequential(
+            nn.Conv1d(3, 6, 3), nn.BatchNorm1d(6), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3)
+        ),
+        lambda: images(6, 3, 8),
+        ROW,
     ),
     "conv3d-bn": (
-        lambda: nn.Sequential(nn.Conv3d(2, 6, 2), nn.BatchNorm3d(6), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3)),
-        lambda: images(6, 2, 3, 3, 3), ROW,
+        lambda: nn.Sequential(
+            nn.Conv3d(2, 6, 2), nn.BatchNorm3d(6), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3)
+        ),
+        lambda: images(6, 2, 3, 3, 3),
+        ROW,
     ),
     "transposed-conv-bn": (
-        lambda: nn.Sequential(nn.ConvTranspose2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), head()), images, TENSOR,
+        lambda: nn.Sequential(nn.ConvTranspose2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), head()),
+        images,
+        TENSOR,
     ),
     "transformer-pre-ln": (Attention, lambda: images(4, 6, 5), NOTHING),
-    "transformer-qk-norm-joint": (lambda: Attention(qk_norm=True), lambda: images(4, 6, 5), NOTHING),
+    "transformer-qk-norm-joint": (
+        lambda: Attention(qk_norm=True),
+        lambda: images(4, 6, 5),
+        NOTHING,
+    ),
     "transformer-qk-norm-split": (
-        lambda: Attention(qk_norm=True, split=True), lambda: images(4, 6, 5),
+        lambda: Attention(qk_norm=True, split=True),
+        lambda: images(4, 6, 5),
         {"q.weight": "group", "k.weight": "group"},
     ),
     "vision-transformer": (VisionTransformer, images, NOTHING),
-}  # fmt: skip
+}
 
 
 def build(name: str) -> tuple[nn.Module, Any, dict[str, str]]:

@@ -25,11 +25,20 @@ LAYERS = {
     "conv3d": (lambda: nn.Conv3d(2, 6, 2, bias=False), (2, 4, 4, 4)),
     "strided": (lambda: nn.Conv2d(3, 6, 3, stride=2, padding=1, bias=False), (3, 7, 7)),
     "dilated": (lambda: nn.Conv2d(3, 6, 3, dilation=2, padding=2, bias=False), (3, 7, 7)),
-    "rectangular": (lambda: nn.Conv2d(3, 6, (3, 1), stride=(1, 2), padding=(2, 0), bias=False), (3, 6, 6)),
+    "rectangular": (
+        lambda: nn.Conv2d(3, 6, (3, 1), stride=(1, 2), padding=(2, 0), bias=False),
+        (3, 6, 6),
+    ),
     "same": (lambda: nn.Conv2d(3, 6, 4, padding="same", bias=False), (3, 6, 6)),
     "valid": (lambda: nn.Conv2d(3, 6, 3, padding="valid", bias=False), (3, 6, 6)),
-    "reflect": (lambda: nn.Conv2d(3, 6, 3, padding=1, padding_mode="reflect", bias=False), (3, 6, 6)),
-    "circular": (lambda: nn.Conv2d(3, 6, 3, padding=1, padding_mode="circular", bias=False), (3, 6, 6)),
+    "reflect": (
+        lambda: nn.Conv2d(3, 6, 3, padding=1, padding_mode="reflect", bias=False),
+        (3, 6, 6),
+    ),
+    "circular": (
+        lambda: nn.Conv2d(3, 6, 3, padding=1, padding_mode="circular", bias=False),
+        (3, 6, 6),
+    ),
     "grouped": (lambda: nn.Conv2d(4, 6, 3, groups=2, padding=1, bias=False), (4, 6, 6)),
     "depthwise": (lambda: nn.Conv2d(6, 6, 3, groups=6, padding=1, bias=False), (6, 6, 6)),
 }
@@ -47,7 +56,9 @@ def test_rows_rebuild_output_and_gradient(name):
     groups = getattr(layer, "groups", 1)
     assert weight == pytest.approx(1 / groups)
     weights = layer.weight.reshape(groups, -1, rows.shape[1])
-    rebuilt = torch.einsum("rgn,gmn->rgm", rows.reshape(-1, groups, rows.shape[1]), weights).flatten(1)
+    rebuilt = torch.einsum(
+        "rgn,gmn->rgm", rows.reshape(-1, groups, rows.shape[1]), weights
+    ).flatten(1)
     torch.testing.assert_close(rebuilt, output_rows(layer, output))
     cotangent = torch.randn_like(output)
     (gradient,) = torch.autograd.grad(output, layer.weight, cotangent)
@@ -62,7 +73,9 @@ def test_thinned_rows_cover_all_positions_in_turn_and_keep_the_scale():
     full, _ = input_rows(layer, x)
     total = torch.zeros(18, 18, dtype=torch.float64)
     for phase in range(8):
-        rows, weight = input_rows(layer, x, max_rows=40, phase=phase)  # 288 rows: a grid of spacings 4 and 2
+        rows, weight = input_rows(
+            layer, x, max_rows=40, phase=phase
+        )  # 288 rows: a grid of spacings 4 and 2
         total += weight * rows.T @ rows / 8
     torch.testing.assert_close(total, full.T @ full)
 
@@ -70,7 +83,12 @@ def test_thinned_rows_cover_all_positions_in_turn_and_keep_the_scale():
 def tanh_net():
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(2, 4, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(144, 5), nn.Tanh(), nn.Linear(5, 3)
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(144, 5),
+        nn.Tanh(),
+        nn.Linear(5, 3),
     ).double()
 
 
@@ -99,9 +117,13 @@ def test_factors_equal_those_of_curvlinops():
     model = tanh_net()
     x, y = batch()
     peer = peers.KFACLinearOperator(
-        model, nn.CrossEntropyLoss(), list(model.parameters()), [(x, y)], fisher_type="empirical",
+        model,
+        nn.CrossEntropyLoss(),
+        list(model.parameters()),
+        [(x, y)],
+        fisher_type="empirical",
         separate_weight_and_bias=True,
-    )  # fmt: skip
+    )
     ours = refreshed(model, x, y)
     for layer in ("0", "3", "5"):
         a, g = ours[f"{layer}.weight"]
@@ -119,7 +141,9 @@ def test_the_scale_is_that_of_the_exact_fisher_matrix_for_a_linear_network():
     optimizer = KFAC(model, every=0, reduction="sum")
     optimizer.curvature._collector().max_rows = None
     optimizer.refresh(
-        [(x, x[:, :3])], lambda z, y: 0.5 * (z - y).square().sum(), sampler=lambda z: z + torch.randn_like(z)
+        [(x, x[:, :3])],
+        lambda z, y: 0.5 * (z - y).square().sum(),
+        sampler=lambda z: z + torch.randn_like(z),
     )
     a, g = factors(optimizer)["weight"]
     torch.testing.assert_close(a, x.T @ x / 4000)
@@ -129,9 +153,9 @@ def test_the_scale_is_that_of_the_exact_fisher_matrix_for_a_linear_network():
 def test_means_sums_and_accumulation_give_the_same_factors():
     x, y = batch()
     expected = refreshed(tanh_net(), x, y)["3.weight"]
-    total = refreshed(tanh_net(), x, y, lambda z, t: F.cross_entropy(z, t, reduction="sum"), reduction="sum")[
-        "3.weight"
-    ]
+    total = refreshed(
+        tanh_net(), x, y, lambda z, t: F.cross_entropy(z, t, reduction="sum"), reduction="sum"
+    )["3.weight"]
     model = tanh_net()
     optimizer = KFAC(model, every=1)
     for _ in range(2):  # the second step collects
@@ -152,7 +176,9 @@ def test_token_losses_count_tokens():
     torch.manual_seed(0)
     model = nn.Linear(4, 3).double()
     x, y = torch.randn(5, 7, 4, dtype=torch.float64), torch.randint(3, (5, 7))
-    tokens = refreshed(model, x, y, lambda z, t: F.cross_entropy(z.flatten(0, 1), t.flatten()))["weight"]
+    tokens = refreshed(model, x, y, lambda z, t: F.cross_entropy(z.flatten(0, 1), t.flatten()))[
+        "weight"
+    ]
     flat = refreshed(model, x.flatten(0, 1), y.flatten())["weight"]
     for mine, theirs in zip(tokens, flat, strict=True):
         torch.testing.assert_close(mine, theirs)
@@ -169,7 +195,13 @@ class Returning(nn.Module):
     def forward(self, x, y):
         z = self.map(x)
         loss = F.cross_entropy(z.flatten(0, 1), y.flatten(), ignore_index=-1)
-        return {"loss": loss, "logits": z} if self.way == "mapping" else (loss, z) if self.way == "tuple" else loss
+        return (
+            {"loss": loss, "logits": z}
+            if self.way == "mapping"
+            else (loss, z)
+            if self.way == "tuple"
+            else loss
+        )
 
 
 @pytest.mark.parametrize("way", ["mapping", "tuple", "loss"])
@@ -186,7 +218,9 @@ def test_terms_are_those_with_a_gradient_however_logits_are_returned(way):
         for _ in range(2):  # the second step collects
             optimizer.zero_grad()
             found = model(x, y)
-            (found["loss"] if way == "mapping" else found[0] if way == "tuple" else found).backward()
+            (
+                found["loss"] if way == "mapping" else found[0] if way == "tuple" else found
+            ).backward()
             optimizer.step()
 
     if way == "loss":
@@ -226,11 +260,15 @@ def test_a_loss_that_is_no_mean_is_said_once(kind):
         for _ in range(4):
             optimizer.zero_grad()
             for _ in range(4 if kind == "micro-batches" else 1):
-                loss = F.cross_entropy(net(torch.randn(32, 6)), torch.randint(3, (32,)), reduction="none")
+                loss = F.cross_entropy(
+                    net(torch.randn(32, 6)), torch.randint(3, (32,)), reduction="none"
+                )
                 (loss.sum() if kind == "sum" else loss.mean()).backward()
             optimizer.step()
 
-    with pytest.warns(UserWarning, match=r"the loss is no mean over its terms.*reduction='sum'") as caught:
+    with pytest.warns(
+        UserWarning, match=r"the loss is no mean over its terms.*reduction='sum'"
+    ) as caught:
         steps()
     assert len(caught) == 1
 
@@ -243,7 +281,11 @@ def test_a_grad_scaler_and_clipping_do_not_change_the_curvature(clip, relative):
     def run(scale):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
-        optimizer = SphereOptimizer(model, direction="natural", every=1) if relative else MKFAC(model, every=1)
+        optimizer = (
+            SphereOptimizer(model, direction="natural", every=1)
+            if relative
+            else MKFAC(model, every=1)
+        )
         scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale > 1)
         x, y = torch.randn(32, 6), torch.randint(3, (32,))
         for _ in range(3):
@@ -304,7 +346,9 @@ def test_exact_inverses_equal_the_dense_solution(m, n, decay):
     gradient = torch.randn(m, n, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     expected = dense(a, g, damping).apply(gradient)
     if m * n < 50:
-        solved = damping * torch.linalg.solve(torch.kron(g, a) + damping * torch.eye(m * n), gradient.reshape(-1))
+        solved = damping * torch.linalg.solve(
+            torch.kron(g, a) + damping * torch.eye(m * n), gradient.reshape(-1)
+        )
         torch.testing.assert_close(expected, solved.reshape(m, n))
     found = exact(a, g, damping).apply(gradient)
     assert float((found - expected).norm() / expected.norm()) < 0.05
@@ -343,7 +387,9 @@ def train(model, optimizer, steps=6, forward=None):
 
 def bn_net():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(inplace=True), nn.Linear(16, 3))
+    return nn.Sequential(
+        nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(inplace=True), nn.Linear(16, 3)
+    )
 
 
 @pytest.mark.parametrize(
@@ -410,15 +456,18 @@ def test_checkpointed_layers_autocast_and_frozen_weights_are_collected():
             )
 
         def forward(self, x):
-            return self.second(checkpoint(self.first, x, use_reentrant=False, preserve_rng_state=False))
+            return self.second(
+                checkpoint(self.first, x, use_reentrant=False, preserve_rng_state=False)
+            )
 
     net = Net()
     optimizer = SphereOptimizer(net, direction="natural", every=1, example_input=torch.randn(8, 6))
     with torch.autocast("cpu", torch.bfloat16):
         train(net, optimizer, steps=3)
     assert {n for n, e in optimizer._curved().items() if "A" in optimizer.state[e.parameter]} == {
-        "first.0.weight", "second.0.weight"
-    }  # fmt: skip
+        "first.0.weight",
+        "second.0.weight",
+    }
 
 
 def test_refresh_depends_on_its_batches_alone():
@@ -427,7 +476,9 @@ def test_refresh_depends_on_its_batches_alone():
     batches = [(torch.randn(32, 6), torch.randint(3, (32,)))] * 32
     optimizer.refresh(batches, F.cross_entropy)
     expected = factors(optimizer)["0.weight"]
-    F.cross_entropy(net(batches[0][0]), batches[0][1]).backward()  # what a training step leaves behind
+    F.cross_entropy(
+        net(batches[0][0]), batches[0][1]
+    ).backward()  # what a training step leaves behind
     optimizer.refresh(batches, F.cross_entropy)
     for mine, theirs in zip(factors(optimizer)["0.weight"], expected, strict=True):
         torch.testing.assert_close(mine, theirs)

@@ -27,15 +27,25 @@ def layer_norm_net():
     """No coupling between samples: ranks and the joint batch must agree."""
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Unflatten(1, (2, 3)), nn.Conv1d(2, 10, 2, padding=1, bias=False), nn.InstanceNorm1d(10), nn.ReLU(),
-        nn.Flatten(), nn.Linear(40, 7, bias=False), nn.LayerNorm(7), nn.Tanh(), nn.Linear(7, 5), nn.Tanh(),
+        nn.Unflatten(1, (2, 3)),
+        nn.Conv1d(2, 10, 2, padding=1, bias=False),
+        nn.InstanceNorm1d(10),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(40, 7, bias=False),
+        nn.LayerNorm(7),
+        nn.Tanh(),
+        nn.Linear(7, 5),
+        nn.Tanh(),
         nn.Linear(5, 3),
-    ).double()  # fmt: skip
+    ).double()
 
 
 def data():
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(N, 6, generator=generator, dtype=torch.float64), torch.randint(3, (N,), generator=generator)
+    return torch.randn(N, 6, generator=generator, dtype=torch.float64), torch.randint(
+        3, (N,), generator=generator
+    )
 
 
 def make(model, kind):
@@ -46,7 +56,10 @@ def make(model, kind):
 
 
 def whole(model):
-    return [p.full_tensor() if isinstance(p, DTensor) else p.detach().clone() for p in model.parameters()]
+    return [
+        p.full_tensor() if isinstance(p, DTensor) else p.detach().clone()
+        for p in model.parameters()
+    ]
 
 
 def steps(model, forward, optimizer, part, count=5, scale=1.0):
@@ -81,10 +94,14 @@ def under_fsdp(kind, when):
         optimizer = SphereOptimizer(model, direction=kind, invariant=findings)
     elif when == "before":  # as Accelerate does: parameters are swapped behind the optimizer's back
         optimizer = make(model, kind)
-        names = [[name for name, p in model.named_parameters() if any(p is q for q in g["params"])]
-                 for g in optimizer.param_groups]  # fmt: skip
+        names = [
+            [name for name, p in model.named_parameters() if any(p is q for q in g["params"])]
+            for g in optimizer.param_groups
+        ]
         fully_shard(model, mesh=mesh)
-        for group, own in zip(optimizer.param_groups, [g["param_names"] for g in optimizer.param_groups], strict=True):
+        for group, own in zip(
+            optimizer.param_groups, [g["param_names"] for g in optimizer.param_groups], strict=True
+        ):
             group["params"] = [model.get_parameter(name) for name in own]
         assert names
     else:
@@ -115,7 +132,12 @@ def alone(kind):
 
 
 DDP = ["spectral", "natural", "mkfac"]
-FSDP = [("spectral", "before"), ("spectral", "after"), ("gradient", "after"), ("gradient", "by columns")]
+FSDP = [
+    ("spectral", "before"),
+    ("spectral", "after"),
+    ("gradient", "after"),
+    ("gradient", "by columns"),
+]
 
 
 def bad_gradient_in_one_shard():

@@ -22,16 +22,29 @@ EPOCHS = 8
 
 def mlp():
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(64, 128), nn.BatchNorm1d(128), nn.ReLU(),
-        nn.Linear(128, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, 10),
-    )  # fmt: skip
+        nn.Flatten(),
+        nn.Linear(64, 128),
+        nn.BatchNorm1d(128),
+        nn.ReLU(),
+        nn.Linear(128, 128),
+        nn.BatchNorm1d(128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
+    )
 
 
 def cnn():
     return nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(256, 10),
-    )  # fmt: skip
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(256, 10),
+    )
 
 
 NETWORKS = {"mlp": mlp, "cnn": cnn}
@@ -44,9 +57,15 @@ RECOMMENDED = {
     "few steps": FEW_STEPS,
     "README": lambda net, x: fisherfold.SphereOptimizer(net, lr=0.02, example_input=x),
     "larger angle": lambda net, x: fisherfold.SphereOptimizer(net, lr=0.04, example_input=x),
-    "rest sgd": lambda net, x: fisherfold.SphereOptimizer(net, lr=0.02, rest="sgd", example_input=x),
-    "gradient": lambda net, x: fisherfold.SphereOptimizer(net, lr=0.02, direction="gradient", example_input=x),
-    "natural": lambda net, x: fisherfold.SphereOptimizer(net, lr=0.02, direction="natural", example_input=x),
+    "rest sgd": lambda net, x: fisherfold.SphereOptimizer(
+        net, lr=0.02, rest="sgd", example_input=x
+    ),
+    "gradient": lambda net, x: fisherfold.SphereOptimizer(
+        net, lr=0.02, direction="gradient", example_input=x
+    ),
+    "natural": lambda net, x: fisherfold.SphereOptimizer(
+        net, lr=0.02, direction="natural", example_input=x
+    ),
     "mkfac": lambda net, x: fisherfold.MKFAC(net, example_input=x),
     "mkfac, large damping": lambda net, x: fisherfold.MKFAC(net, damping=1.0, example_input=x),
     "mkfac, kfac": lambda net, x: fisherfold.MKFAC(net, rest="kfac", example_input=x),
@@ -58,7 +77,9 @@ RECOMMENDED = {
 @functools.lru_cache
 def digits():
     found = load_digits()
-    return torch.tensor(found.images, dtype=torch.float32).unsqueeze(1) / 16, torch.tensor(found.target)
+    return torch.tensor(found.images, dtype=torch.float32).unsqueeze(1) / 16, torch.tensor(
+        found.target
+    )
 
 
 def accuracy(network, make, seed, epochs, schedule):
@@ -69,7 +90,9 @@ def accuracy(network, make, seed, epochs, schedule):
     torch.manual_seed(seed)
     model = NETWORKS[network]()
     optimizer = make(model, x[train[:32]])
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * 19) if schedule else None
+    scheduler = (
+        torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * 19) if schedule else None
+    )
     for _ in range(epochs):
         for batch in train[torch.randperm(1200, generator=generator)].split(64):
             optimizer.zero_grad()

@@ -42,7 +42,12 @@ def test_the_guess_sees_norms_behind_layers(name):
 def test_the_verdict_is_about_the_architecture_not_the_start():
     """Zero biases, gains and last layers hide what training shows; so do a constant example and a single sample."""
     net = nn.Sequential(
-        nn.Linear(5, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)
+        nn.Linear(5, 6),
+        nn.LayerNorm(6),
+        nn.ReLU(),
+        nn.Linear(6, 6),
+        nn.BatchNorm1d(6),
+        nn.Linear(6, 3),
     )
     with torch.no_grad():
         for p in (net[0].bias, net[4].weight, net[5].weight, net[5].bias):
@@ -70,7 +75,9 @@ def test_at_most_ten_passes_on_a_small_slice():
 
         def __init__(self):
             super().__init__()
-            self.net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+            self.net = nn.Sequential(
+                nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+            )
 
         def forward(self, x):
             Counting.seen.add(tuple(x.shape))
@@ -136,7 +143,12 @@ def test_an_epsilon_that_dominates_is_no_invariance():
             r"example_input \(shapes \[\(4, 7\)\]\) was rejected by Linear",
         ),
         (nn.ReLU(), torch.randn(4, 7), ValueError, "must have parameters, ReLU has none"),
-        ([torch.zeros(3)], torch.randn(4, 7), TypeError, "must be a torch.nn.Module, not its parameters"),
+        (
+            [torch.zeros(3)],
+            torch.randn(4, 7),
+            TypeError,
+            "must be a torch.nn.Module, not its parameters",
+        ),
         (nn.Embedding(3, 4), torch.randn(2, 3), ValueError, "rejected by Embedding"),
     ],
 )
@@ -156,8 +168,12 @@ def test_the_guess_finds_what_the_probe_finds_in_networks_of_torchvision(name):
     torch.manual_seed(0)
     net = getattr(torchvision_models(), name)()
     found = find_scale_invariant(net, torch.randn(2, 3, 224, 224))
-    guessed = kinds(guess_from_structure(net))  # which cannot know what ε is worth at the model's values
-    assert {n: k for n, k in guessed.items() if "ε of a norm" not in found[n].reason} == kinds(found)
+    guessed = kinds(
+        guess_from_structure(net)
+    )  # which cannot know what ε is worth at the model's values
+    assert {n: k for n, k in guessed.items() if "ε of a norm" not in found[n].reason} == kinds(
+        found
+    )
     norms = sum(isinstance(m, nn.BatchNorm2d) for m in net.modules())
     assert len(guessed) > 0.6 * norms
 

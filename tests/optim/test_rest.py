@@ -29,8 +29,10 @@ def train(model, *optimizers, steps=5):
 
 
 def split(model):
-    return [{"params": [p for p in model.parameters() if p.ndim > 1]},
-            {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0}]  # fmt: skip
+    return [
+        {"params": [p for p in model.parameters() if p.ndim > 1]},
+        {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
+    ]
 
 
 @pytest.mark.parametrize("rest", ["adamw", "sgd"])
@@ -38,7 +40,9 @@ def test_adamw_and_sgd_are_those_of_torch(rest):
     net, twin = mlp(), mlp()
     ours = SphereOptimizer(net, invariant="none", rest=rest, rest_lr=0.01, weight_decay=0.1)
     if rest == "sgd":
-        theirs = torch.optim.SGD(split(twin), lr=0.01, momentum=0.9, nesterov=True, weight_decay=0.1)
+        theirs = torch.optim.SGD(
+            split(twin), lr=0.01, momentum=0.9, nesterov=True, weight_decay=0.1
+        )
     else:
         theirs = torch.optim.AdamW(split(twin), lr=0.01, betas=(0.9, 0.99), weight_decay=0.1)
     for mine, their in zip(train(net, ours), train(twin, theirs), strict=True):
@@ -48,16 +52,18 @@ def test_adamw_and_sgd_are_those_of_torch(rest):
 def test_hidden_matrices_get_steps_of_muon_and_the_last_layer_those_of_adamw():
     net, twin = mlp(), mlp()
     optimizer = SphereOptimizer(net, invariant="none", rest_lr=0.01, weight_decay=0.1)
-    assert {n: g["rule"] for g in optimizer.param_groups for n in g["param_names"] if "weight" in n} == {
-        "0.weight": "muon", "2.weight": "muon", "4.weight": "adamw"
-    }  # fmt: skip
+    assert {
+        n: g["rule"] for g in optimizer.param_groups for n in g["param_names"] if "weight" in n
+    } == {"0.weight": "muon", "2.weight": "muon", "4.weight": "adamw"}
     train(net, optimizer, steps=1)
     generator = torch.Generator().manual_seed(3)
     x, y = torch.randn(32, 6, generator=generator), torch.randint(3, (32,), generator=generator)
     F.cross_entropy(twin(x), y).backward()
     for index in (0, 2):
         w = twin[index].weight
-        expected = (1 - 0.01 * 0.1) * w - 0.01 * 0.2 * max(w.shape) ** 0.5 * orthogonalise(1.9 * w.grad)
+        expected = (1 - 0.01 * 0.1) * w - 0.01 * 0.2 * max(w.shape) ** 0.5 * orthogonalise(
+            1.9 * w.grad
+        )
         torch.testing.assert_close(net[index].weight, expected)
 
 
@@ -65,7 +71,12 @@ def test_attention_and_convolutions_fall_into_the_matrices_that_they_are():
     net = nn.Sequential(nn.Conv2d(8, 16, 3, groups=4), nn.Flatten(), nn.Linear(64, 8))
     net.attention, net.head = nn.MultiheadAttention(8, 2), nn.Linear(8, 3)
     optimizer = SphereOptimizer(net, invariant="none")
-    splits = {n: s for g in optimizer.param_groups for n, s in zip(g["param_names"], g["splits"], strict=True) if s > 1}
+    splits = {
+        n: s
+        for g in optimizer.param_groups
+        for n, s in zip(g["param_names"], g["splits"], strict=True)
+        if s > 1
+    }
     assert splits == {"0.weight": 4, "attention.in_proj_weight": 3}
 
 
@@ -92,10 +103,21 @@ def test_bfloat16_weights_do_not_stall(direction, rest):
     def run(dtype):
         torch.manual_seed(0)
         net = nn.Sequential(
-            nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 4)
+            nn.Linear(16, 32),
+            nn.BatchNorm1d(32),
+            nn.ReLU(),
+            nn.Linear(32, 32),
+            nn.Tanh(),
+            nn.Linear(32, 4),
         ).to(dtype)
-        optimizer = SphereOptimizer(net, 2e-3, direction=direction, rest=rest, rest_lr=3e-3 if rest == "sgd" else 3e-4,
-                                    momentum=0.5)  # fmt: skip
+        optimizer = SphereOptimizer(
+            net,
+            2e-3,
+            direction=direction,
+            rest=rest,
+            rest_lr=3e-3 if rest == "sgd" else 3e-4,
+            momentum=0.5,
+        )
         x = torch.randn(256, 16)
         y = (x @ torch.randn(16, 4)).argmax(1)
         losses = []

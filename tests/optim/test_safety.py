@@ -39,14 +39,20 @@ def step(net, optimizer, x=X):
         ({"weight_decay": -1e-4}, "weight_decay must be at least 0"),
         ({"damping": 0.0}, "damping must be above 0"),
         ({"every": -1}, "every must be at least 0"),
-        ({"direction": "adam"}, "direction must be one of 'spectral', 'gradient', 'natural', got 'adam'"),
+        (
+            {"direction": "adam"},
+            "direction must be one of 'spectral', 'gradient', 'natural', got 'adam'",
+        ),
         ({"rest": "lion"}, "rest must be one of"),
         ({"invariant": "guess"}, "invariant must be 'probe', 'modules', 'none' or a mapping"),
         ({"invariant": "probe"}, "needs example_input"),
         ({"invariant": {"5.weight": "row"}}, "names no parameters of the model: 5.weight"),
         ({"invariant": {"0.weight": 3}}, "divides the rows"),
         ({"invariant": {"0.bias": "row"}}, "two or more dimensions"),
-        ({"example_input": torch.zeros(4, 7)}, r"example_input \(shapes \[\(4, 7\)\]\) was rejected by Sequential"),
+        (
+            {"example_input": torch.zeros(4, 7)},
+            r"example_input \(shapes \[\(4, 7\)\]\) was rejected by Sequential",
+        ),
     ],
 )
 def test_options_out_of_range(options, message):
@@ -57,7 +63,12 @@ def test_options_out_of_range(options, message):
 @pytest.mark.parametrize("kind", [SphereOptimizer, MKFAC, KFAC, SGDG])
 def test_bare_parameters(kind):
     net = bn_net()
-    for bare in (net.parameters(), list(net.parameters()), [{"params": net.parameters()}], net[0].weight):
+    for bare in (
+        net.parameters(),
+        list(net.parameters()),
+        [{"params": net.parameters()}],
+        net[0].weight,
+    ):
         with pytest.raises(TypeError, match=r"pass the module: \w+\(model, ...\)"):
             kind(bare)
 
@@ -71,7 +82,10 @@ def test_gradients_that_are_not_finite(kind, value):
     before = [p.detach().clone() for p in net.parameters()]
     F.cross_entropy(net(X), Y).backward()
     net[3].weight.grad[1, 2] = value
-    with pytest.raises(FloatingPointError, match=r"the gradient of 3.weight is not finite; parameters are unchanged"):
+    with pytest.raises(
+        FloatingPointError,
+        match=r"the gradient of 3.weight is not finite; parameters are unchanged",
+    ):
         optimizer.step()
     assert all(torch.equal(p, old) for p, old in zip(net.parameters(), before, strict=True))
     step(net, optimizer)
@@ -81,7 +95,9 @@ def test_gradients_that_are_not_finite(kind, value):
 @pytest.mark.parametrize("example", [X, None])
 def test_a_model_without_normalisation(kind, example):
     net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-    with pytest.warns(UserWarning, match="no weight of Sequential was found to be scale invariant") as caught:
+    with pytest.warns(
+        UserWarning, match="no weight of Sequential was found to be scale invariant"
+    ) as caught:
         optimizer = kind(net, example_input=example)
     assert len(caught) == 1
     step(net, optimizer)
@@ -103,7 +119,9 @@ def test_batch_norms_in_evaluation_mode():
     net = bn_net()
     optimizer = SphereOptimizer(net)
     net[1].eval()
-    with pytest.warns(UserWarning, match=r"batch norms are in evaluation mode while training \(1\)"):
+    with pytest.warns(
+        UserWarning, match=r"batch norms are in evaluation mode while training \(1\)"
+    ):
         step(net, optimizer)
     for _ in range(120):  # an error if it warned again
         step(net, optimizer)
@@ -111,8 +129,12 @@ def test_batch_norms_in_evaluation_mode():
 
 def test_weight_decay_on_spheres_is_ignored_with_one_warning():
     net = bn_net()
-    with pytest.warns(UserWarning, match="weight decay has no meaning for weights on spheres") as caught:
-        optimizer = SphereOptimizer([{"params": [net[0].weight], "rule": "spheres", "weight_decay": 0.1}], 0.02)
+    with pytest.warns(
+        UserWarning, match="weight decay has no meaning for weights on spheres"
+    ) as caught:
+        optimizer = SphereOptimizer(
+            [{"params": [net[0].weight], "rule": "spheres", "weight_decay": 0.1}], 0.02
+        )
     assert len(caught) == 1
     assert optimizer.param_groups[0]["weight_decay"] == 0.0
 
@@ -136,7 +158,9 @@ def test_states_of_other_models():
     theirs = SphereOptimizer(other)
     step(other, theirs)
     before = {k: v.clone() for k, v in optimizer.state[net[0].weight].items()}
-    with pytest.raises(ValueError, match=r"another model: 0.weight has shape \(9, 6\), expected \(8, 6\)"):
+    with pytest.raises(
+        ValueError, match=r"another model: 0.weight has shape \(9, 6\), expected \(8, 6\)"
+    ):
         optimizer.load_state_dict(theirs.state_dict())
     with pytest.raises(ValueError, match="another model"):
         optimizer.load_state_dict(torch.optim.SGD(net[0].parameters(), lr=0.1).state_dict())
@@ -144,9 +168,13 @@ def test_states_of_other_models():
     damaged["state"][0]["momentum"][0, 0] = math.nan
     with pytest.raises(ValueError, match=r"momentum of 0\.weight is not finite"):
         optimizer.load_state_dict(damaged)
-    with pytest.raises(ValueError, match=r"another optimizer: rule='spheres' where 'muon' is expected"):
+    with pytest.raises(
+        ValueError, match=r"another optimizer: rule='spheres' where 'muon' is expected"
+    ):
         SphereOptimizer(net, invariant="none").load_state_dict(optimizer.state_dict())
-    with pytest.raises(ValueError, match=r"another optimizer: direction='spectral' where 'gradient' is expected"):
+    with pytest.raises(
+        ValueError, match=r"another optimizer: direction='spectral' where 'gradient' is expected"
+    ):
         SphereOptimizer(net, direction="gradient").load_state_dict(optimizer.state_dict())
     assert all(torch.equal(v, before[k]) for k, v in optimizer.state[net[0].weight].items())
 

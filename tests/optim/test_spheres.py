@@ -21,13 +21,19 @@ def test_rotation_is_the_exponential_map_of_the_sphere(by_angle):
     radius = spheres.norms(w)
     unit, flat = w / radius, spheres.tangent(w, d)
     step = flat / spheres.norms(flat) if by_angle else flat
-    expected = manifolds.Oblique(6, 5).exp(unit, -0.1 * step) if hasattr(manifolds.Oblique, "exp") else None
+    expected = (
+        manifolds.Oblique(6, 5).exp(unit, -0.1 * step)
+        if hasattr(manifolds.Oblique, "exp")
+        else None
+    )
     got = spheres.rotate(w, d, 0.1, by_angle=by_angle)
     torch.testing.assert_close(got / radius, expected)
     torch.testing.assert_close(spheres.norms(got), radius)
     if by_angle:
         cosines = (got * w).sum(1) / radius.squeeze(1) ** 2
-        torch.testing.assert_close(torch.arccos(cosines), torch.full((6,), 0.1, dtype=torch.float64))
+        torch.testing.assert_close(
+            torch.arccos(cosines), torch.full((6,), 0.1, dtype=torch.float64)
+        )
 
 
 def moved(ws, ds, lr, by_angle=True):
@@ -70,7 +76,9 @@ def test_many_matrices_are_orthogonalised_as_each_by_itself():
     found = orthogonalise_all(ms, [1, 1, 1, 3])
     for m, o in zip(ms[:3], found[:3], strict=True):
         torch.testing.assert_close(o, orthogonalise(m))
-    torch.testing.assert_close(found[3], torch.cat([orthogonalise(part) for part in ms[3].split(2)]))
+    torch.testing.assert_close(
+        found[3], torch.cat([orthogonalise(part) for part in ms[3].split(2)])
+    )
 
 
 def prototype(w, g, b, lr, momentum=0.9):
@@ -94,8 +102,18 @@ def test_spectral_steps_are_those_of_the_prototype_whatever_the_norms_of_rows():
     buffer = torch.zeros_like(unit)
     for _ in range(5):
         w = unit.clone().requires_grad_()
-        loss = ((net[1].weight * nn.functional.batch_norm(x @ w.T, None, None, None, None, True, eps=1e-12)
-                 + net[1].bias) - y).square().mean()  # fmt: skip
+        loss = (
+            (
+                (
+                    net[1].weight
+                    * nn.functional.batch_norm(x @ w.T, None, None, None, None, True, eps=1e-12)
+                    + net[1].bias
+                )
+                - y
+            )
+            .square()
+            .mean()
+        )
         (gradient,) = torch.autograd.grad(loss, w)
         unit, buffer = prototype(unit, gradient, buffer, 0.05)
         optimizer.zero_grad()
@@ -108,9 +126,15 @@ def test_spectral_steps_are_those_of_the_prototype_whatever_the_norms_of_rows():
 def test_every_row_rotates_by_the_angle_and_keeps_its_norm(direction):
     torch.manual_seed(0)
     net = nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=4, bias=False),
-        nn.GroupNorm(2, 8), nn.Flatten(), nn.Linear(128, 6, bias=False), nn.LayerNorm(6),
-    )  # fmt: skip
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, groups=4, bias=False),
+        nn.GroupNorm(2, 8),
+        nn.Flatten(),
+        nn.Linear(128, 6, bias=False),
+        nn.LayerNorm(6),
+    )
     x = torch.randn(16, 3, 8, 8)
     optimizer = SphereOptimizer(net, 0.03, direction=direction, every=1, example_input=x)
     kinds = {n: f.spheres for n, f in optimizer.findings.items() if f.spheres}
@@ -122,9 +146,14 @@ def test_every_row_rotates_by_the_angle_and_keeps_its_norm(direction):
         (net(x) - y).square().mean().backward()
         optimizer.step()
         for name, count in kinds.items():
-            old, new = (t.reshape(count, -1).double() for t in (before[name], net.get_parameter(name).detach()))
+            old, new = (
+                t.reshape(count, -1).double()
+                for t in (before[name], net.get_parameter(name).detach())
+            )
             cosines = (old * new).sum(1) / old.norm(dim=1) / new.norm(dim=1)
-            torch.testing.assert_close(torch.arccos(cosines), torch.full_like(cosines, 0.03), rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(
+                torch.arccos(cosines), torch.full_like(cosines, 0.03), rtol=1e-3, atol=1e-4
+            )
             torch.testing.assert_close(new.norm(dim=1), old.norm(dim=1), rtol=1e-5, atol=0)
 
 

@@ -29,22 +29,33 @@ MAKERS = {
 def bn_net(dtype=torch.float32):
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3)
-    ).to(dtype)  # fmt: skip
+        nn.Linear(6, 16),
+        nn.BatchNorm1d(16),
+        nn.ReLU(),
+        nn.Linear(16, 8),
+        nn.ReLU(),
+        nn.Linear(8, 3),
+    ).to(dtype)
 
 
 def train(net, optimizer, steps, seed):
     generator = torch.Generator().manual_seed(seed)
     dtype = net[0].weight.dtype
     for _ in range(steps):
-        x, y = torch.randn(32, 6, generator=generator).to(dtype), torch.randint(3, (32,), generator=generator)
+        x, y = (
+            torch.randn(32, 6, generator=generator).to(dtype),
+            torch.randint(3, (32,), generator=generator),
+        )
         optimizer.zero_grad()
         F.cross_entropy(net(x).float(), y).backward()
         optimizer.step()
 
 
 def same(net, twin):
-    return all(torch.equal(p, q) for p, q in zip(net.state_dict().values(), twin.state_dict().values(), strict=True))
+    return all(
+        torch.equal(p, q)
+        for p, q in zip(net.state_dict().values(), twin.state_dict().values(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -92,10 +103,16 @@ def test_a_copy_of_the_model_alone_does_not_collect():
     averaged.update_parameters(net)
 
 
-@pytest.mark.parametrize("make", [
-    lambda o: LambdaLR(o, lambda t: 1 / (1 + t)), lambda o: CosineAnnealingLR(o, 10),
-    lambda o: OneCycleLR(o, max_lr=[g["lr"] for g in o.param_groups], total_steps=10, cycle_momentum=False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda o: LambdaLR(o, lambda t: 1 / (1 + t)),
+        lambda o: CosineAnnealingLR(o, 10),
+        lambda o: OneCycleLR(
+            o, max_lr=[g["lr"] for g in o.param_groups], total_steps=10, cycle_momentum=False
+        ),
+    ],
+)
 def test_schedulers_change_the_angle(make):
     net = bn_net()
     optimizer = SphereOptimizer(net, 0.05)
@@ -133,7 +150,9 @@ def test_closures_and_rates_as_tensors():
 def test_groups_can_be_added():
     net, more = bn_net(), nn.Linear(3, 3)
     optimizer = SphereOptimizer(net)
-    optimizer.add_param_group({"params": [("more.weight", more.weight)], "rule": "spheres", "lr": 0.1})
+    optimizer.add_param_group(
+        {"params": [("more.weight", more.weight)], "rule": "spheres", "lr": 0.1}
+    )
     before = more.weight.detach().clone()
     optimizer.zero_grad()
     more(net(torch.randn(8, 6))).square().sum().backward()

@@ -70,7 +70,9 @@ class Measured(Pull):
 
 
 def test_the_fisher_information_of_an_own_problem_is_checked_against_its_divergence():
-    with pytest.raises(TypeError, match=r"mean divergence as kl\(x, other\), as NLLProblem has; Pull has none"):
+    with pytest.raises(
+        TypeError, match=r"mean divergence as kl\(x, other\), as NLLProblem has; Pull has none"
+    ):
         check_fisher(pull())
     assert check_fisher(Measured(pull().anchors))
     assert not check_fisher(Measured(pull().anchors, 0.6))
@@ -95,12 +97,19 @@ def test_the_fisher_information_is_checked_in_any_units(units):
         assert check_fisher(problem)
         assert not check_fisher(problem, kind="monte-carlo")
     for in_units in (units, 1 / units):  # those of the parameters, and a point of their size
-        scaled = NLLProblem(Euclidean(4), lambda x, w, s=in_units * units: x @ w / s, Bernoulli(), x, weight)
+        scaled = NLLProblem(
+            Euclidean(4), lambda x, w, s=in_units * units: x @ w / s, Bernoulli(), x, weight
+        )
         point = in_units * torch.ones(4, dtype=torch.float64)
         assert check_fisher(scaled, point)
         assert not check_fisher(scaled, point, kind="monte-carlo")
-    for size, passes in ((1e-2, False), (1e-6, True)):  # where rounding hides the whole divergence none can fail
-        hidden = NLLProblem(sphere, lambda x, w, size=size: size * x @ w / units, Plain(), x, weight)
+    for size, passes in (
+        (1e-2, False),
+        (1e-6, True),
+    ):  # where rounding hides the whole divergence none can fail
+        hidden = NLLProblem(
+            sphere, lambda x, w, size=size: size * x @ w / units, Plain(), x, weight
+        )
         assert check_fisher(hidden)
         assert bool(check_fisher(hidden, kind="monte-carlo")) == passes
 
@@ -114,7 +123,13 @@ def test_a_snapshot_gradient_is_exact_for_a_quadratic_and_unbiased_in_general():
         torch.testing.assert_close(snapshot.gradient(x, batch), problem.gradient(x))
     g = torch.Generator().manual_seed(1)
     manifold, inputs = Sphere(4), torch.randn(6, 4, generator=g, dtype=torch.float64)
-    nll = NLLProblem(manifold, lambda a, w: torch.sin(a @ w), Gaussian(), inputs, torch.zeros(6, dtype=torch.float64))
+    nll = NLLProblem(
+        manifold,
+        lambda a, w: torch.sin(a @ w),
+        Gaussian(),
+        inputs,
+        torch.zeros(6, dtype=torch.float64),
+    )
     x0, x = (manifold.random_point(generator=g) for _ in range(2))
     anchor = nll.snapshot(x0)
     assert isinstance(anchor, Snapshot)
@@ -159,7 +174,9 @@ def test_steps_end_where_the_iterate_leaves_the_finite_numbers():
 def test_the_plain_steps_count_from_zero():
     problem, steps = pull(), []
     problem.descend(
-        torch.zeros(3, dtype=torch.float64), torch.arange(6).split(2), step=lambda k: steps.append(k) or 0.1
+        torch.zeros(3, dtype=torch.float64),
+        torch.arange(6).split(2),
+        step=lambda k: steps.append(k) or 0.1,
     )
     assert steps == [0, 1, 2]
 
@@ -175,7 +192,9 @@ def test_a_fisher_matrix_that_is_not_finite_ends_the_epoch_without_a_crash():
     x = torch.randn(8, 4, generator=g, dtype=torch.float64)
     problem = Broken(Grassmann(4, 2), lambda x, u: x @ u @ u.T, Gaussian(), x, x)
     u = problem.manifold.random_point(generator=g)
-    moved = problem.snapshot(u).epoch(u, torch.arange(8).split(4), step=1.0, kind="row-block", damping=0.1)
+    moved = problem.snapshot(u).epoch(
+        u, torch.arange(8).split(4), step=1.0, kind="row-block", damping=0.1
+    )
     assert not bool(torch.isfinite(moved).all())
 
 
@@ -185,7 +204,9 @@ def noisy(name):
     x, noise = (torch.randn(240, n, generator=g, dtype=torch.float64) for n in (6, 1))
     task, y = torch.arange(240) % 8, x[:, 0] + x[:, 1] * x[:, 2] + noise[:, 0]
     if name == "completion":
-        return CompletionProblem(Ratings(torch.arange(240) // 16, torch.arange(240) % 16, y), rank=2, ridge=0.1)
+        return CompletionProblem(
+            Ratings(torch.arange(240) // 16, torch.arange(240) % 16, y), rank=2, ridge=0.1
+        )
     if name == "subspace":
         statistics = TaskStatistics.from_rows(x, y, task)
         return SubspaceProblem(statistics, rank=2, ridge=0.1)
@@ -216,7 +237,10 @@ def test_noiseless_completion_ends_at_the_accuracy_of_its_gradients(kind):
     rows, columns = seen.nonzero().mT
     problem = CompletionProblem(Ratings(rows, columns, table[seen]), rank=3, orientation="rows")
     start = problem.spectral_start()
-    assert minimize(problem, start, fisher=kind, max_iter=60, stop=GradientNorm(1e-12)).status == "converged"
+    assert (
+        minimize(problem, start, fisher=kind, max_iter=60, stop=GradientNorm(1e-12)).status
+        == "converged"
+    )
     result = minimize(problem, start, fisher=kind, max_iter=60, stop=GradientNorm(0.0))
     assert result.status == "converged"
     assert "is its rounding error" in result.message

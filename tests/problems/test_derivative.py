@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from fisherfold import Bernoulli, Categorical, Gaussian, NLLProblem, Poisson, check_fisher, check_gradient
+from fisherfold import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    NLLProblem,
+    Poisson,
+    check_fisher,
+    check_gradient,
+)
 from fisherfold.manifolds import Euclidean, Grassmann, Product, Sphere, Stiefel
 from fisherfold.manifolds.base import scale
 from fisherfold.problems.checks import _derivative
@@ -45,6 +53,7 @@ def test_derivatives_are_right_within_their_errors_in_all_units(name, offset):
     f, truth = FUNCTIONS[name]
     for unit in (1e-12, 1.0, 1e12):
         for length in (1e-4, 1.0, 1e4):
+
             def g(t, unit=unit, length=length):
                 return unit * (offset + f(0.3 + t / length))
 
@@ -68,7 +77,12 @@ SOUND = {
     "quadratic": (Grassmann(6, 2), lambda x, u: (x @ u).square().sum(-1), Bernoulli(), Y),
     "classes": (Stiefel(6, 3), lambda x, u: x @ u, Categorical(), torch.arange(40) % 3),
     "counts": (Euclidean(6), lambda x, w: x @ w, Poisson(), Y),
-    "product": (Product({"w": Sphere(6), "b": Euclidean(1)}), lambda x, p: x @ p["w"] + p["b"], Gaussian(), X[:, 1]),
+    "product": (
+        Product({"w": Sphere(6), "b": Euclidean(1)}),
+        lambda x, p: x @ p["w"] + p["b"],
+        Gaussian(),
+        X[:, 1],
+    ),
     "kinks": (Euclidean(24), lambda x, w: torch.relu(x @ w.reshape(6, 4)).sum(-1), Gaussian(), Y),
     "large": (Euclidean(6), lambda x, w: 1e9 * (x @ w).tanh(), Gaussian(), 1e9 * Y),
     "small": (Euclidean(6), lambda x, w: 1e-9 * (x @ w).tanh(), Gaussian(), 1e-9 * Y),
@@ -123,7 +137,9 @@ def test_right_gradients_of_blurred_losses_pass(name):
 def test_problems_in_single_precision_and_vectors_of_any_length():
     x, y = X.float(), Y.float()
     problem = NLLProblem(Sphere(6), lambda x, w: x @ w, Bernoulli(), x, y)
-    start = problem.manifold.random_point(generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    start = problem.manifold.random_point(
+        generator=torch.Generator().manual_seed(0), dtype=torch.float32
+    )
     assert check_gradient(problem, start)
     case = off(SOUND["Bernoulli"], 1e-6)
     point = case.manifold.random_point(generator=torch.Generator().manual_seed(0))
@@ -131,12 +147,16 @@ def test_problems_in_single_precision_and_vectors_of_any_length():
     for length in (1e-6, 1.0, 1e6):
         assert not check_gradient(case, point, length * vector)
         assert check_gradient(off(SOUND["Bernoulli"], 0.0), point, length * vector)
-    with pytest.raises(ValueError, match=r"d must be a tangent vector of positive length, got one of length 0\.0"):
+    with pytest.raises(
+        ValueError, match=r"d must be a tangent vector of positive length, got one of length 0\.0"
+    ):
         check_gradient(case, point, 0 * vector)
 
 
 def test_a_manifold_without_directions_has_nothing_to_find_out():
-    assert check_gradient(NLLProblem(Stiefel(1, 1), lambda x, w: x[:, :1] @ w, Gaussian(), X, X[:, :1]))
+    assert check_gradient(
+        NLLProblem(Stiefel(1, 1), lambda x, w: x[:, :1] @ w, Gaussian(), X, X[:, :1])
+    )
 
 
 def test_a_point_drawn_from_the_same_seed_leaves_a_vector_to_look_along():

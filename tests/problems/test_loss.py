@@ -6,7 +6,17 @@ import pytest
 import torch
 
 from fisherfold import Gaussian, LossProblem, NLLProblem, Problem, check_gradient, minimize
-from fisherfold.manifolds import SPD, Euclidean, Grassmann, Oblique, Power, Product, Rotations, Sphere, Stiefel
+from fisherfold.manifolds import (
+    SPD,
+    Euclidean,
+    Grassmann,
+    Oblique,
+    Power,
+    Product,
+    Rotations,
+    Sphere,
+    Stiefel,
+)
 from fisherfold.manifolds.base import flatten, leaves, scale, tree_map, unflatten
 
 FLOAT = torch.float64
@@ -27,12 +37,18 @@ CASES = [
     (Power(Rotations(2), 3), lambda w: w.flatten() @ LONG @ w.flatten()),
     (
         Product({"r": Rotations(3), "t": Euclidean(3), "s": SPD(2)}),
-        lambda w: (w["r"] @ w["t"] - 1).square().sum() + (w["s"] @ w["t"][:2]).square().sum() - torch.logdet(w["s"]),
+        lambda w: (
+            (w["r"] @ w["t"] - 1).square().sum()
+            + (w["s"] @ w["t"][:2]).square().sum()
+            - torch.logdet(w["s"])
+        ),
     ),
 ]
 
 
-@pytest.mark.parametrize(("manifold", "cost"), CASES, ids=lambda case: repr(case) if not callable(case) else "")
+@pytest.mark.parametrize(
+    ("manifold", "cost"), CASES, ids=lambda case: repr(case) if not callable(case) else ""
+)
 def test_gradient_and_hessian_are_the_derivatives_along_geodesics(manifold, cost):
     problem, generator = LossProblem(manifold, cost), torch.Generator().manual_seed(2)
     x = manifold.random_point(generator=generator)
@@ -51,14 +67,18 @@ def test_gradient_and_hessian_are_the_derivatives_along_geodesics(manifold, cost
 def test_the_hessian_of_every_problem_is_that_of_its_loss(manifold):
     x, y = randn(20, 4), randn(20, seed=1)
     problem = NLLProblem(manifold, lambda x, w: torch.tanh(x @ w.reshape(-1)), Gaussian(), x, y)
-    other = LossProblem(manifold, lambda d, w: (torch.tanh(d[0] @ w.reshape(-1)) - d[1]).square() / 2, (x, y))
+    other = LossProblem(
+        manifold, lambda d, w: (torch.tanh(d[0] @ w.reshape(-1)) - d[1]).square() / 2, (x, y)
+    )
     theta = manifold.random_point(generator=torch.Generator().manual_seed(3))
     v = manifold.random_tangent(theta, generator=torch.Generator().manual_seed(4))
     batch = torch.arange(7)
     for samples in (None, batch):
         torch.testing.assert_close(problem.loss(theta, samples), other.loss(theta, samples))
         torch.testing.assert_close(problem.gradient(theta, samples), other.gradient(theta, samples))
-        torch.testing.assert_close(problem.hessian(theta, samples) @ v, other.hessian(theta, samples) @ v)
+        torch.testing.assert_close(
+            problem.hessian(theta, samples) @ v, other.hessian(theta, samples) @ v
+        )
     empirical = problem.fisher(theta, batch, kind="empirical")
     torch.testing.assert_close(other.fisher(theta, batch) @ v, empirical @ v)
     torch.testing.assert_close(other.fisher(theta, batch).rows().abs(), empirical.rows().abs())
@@ -106,7 +126,11 @@ def test_robust_pose_from_matches_as_a_product():
 
 def test_covariances_come_from_the_hessian_and_the_sandwich():
     a = MATRIX @ MATRIX.T + torch.eye(6)
-    plain = minimize(LossProblem(Euclidean(6), lambda w: 0.5 * w @ a @ w), torch.ones(6, dtype=FLOAT), "trust-region")
+    plain = minimize(
+        LossProblem(Euclidean(6), lambda w: 0.5 * w @ a @ w),
+        torch.ones(6, dtype=FLOAT),
+        "trust-region",
+    )
     torch.testing.assert_close(plain.covariance(lambda w: w), torch.linalg.inv(a))
     # least squares with unequal variances: the textbook sandwich
     x = randn(200, 3)
@@ -122,12 +146,36 @@ def test_covariances_come_from_the_hessian_and_the_sandwich():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: LossProblem(Sphere, lambda w: w.sum()), TypeError, "must be a manifold such as Sphere"),
-        (lambda: LossProblem(Sphere(3), 1.0), TypeError, "loss must be a function of theta, or of samples and theta"),
-        (lambda: LossProblem(Sphere(3), torch.dot, "data"), TypeError, r"x\[0\] must be a torch.Tensor, got str"),
-        (lambda: LossProblem(Sphere(3), torch.dot, randn(0, 3)), ValueError, "x must hold at least one sample"),
-        (lambda: LossProblem(Sphere(3), torch.dot, randn(2, 3) / 0), ValueError, "x must be finite"),
-        (lambda: LossProblem(Sphere(3), torch.dot, (randn(2), randn(3))), ValueError, "same .* 2 and 3"),
+        (
+            lambda: LossProblem(Sphere, lambda w: w.sum()),
+            TypeError,
+            "must be a manifold such as Sphere",
+        ),
+        (
+            lambda: LossProblem(Sphere(3), 1.0),
+            TypeError,
+            "loss must be a function of theta, or of samples and theta",
+        ),
+        (
+            lambda: LossProblem(Sphere(3), torch.dot, "data"),
+            TypeError,
+            r"x\[0\] must be a torch.Tensor, got str",
+        ),
+        (
+            lambda: LossProblem(Sphere(3), torch.dot, randn(0, 3)),
+            ValueError,
+            "x must hold at least one sample",
+        ),
+        (
+            lambda: LossProblem(Sphere(3), torch.dot, randn(2, 3) / 0),
+            ValueError,
+            "x must be finite",
+        ),
+        (
+            lambda: LossProblem(Sphere(3), torch.dot, (randn(2), randn(3))),
+            ValueError,
+            "same .* 2 and 3",
+        ),
     ],
 )
 def test_bad_parts_are_named(call, error, message):
@@ -138,10 +186,19 @@ def test_bad_parts_are_named(call, error, message):
 @pytest.mark.parametrize(
     ("problem", "message"),
     [
-        (LossProblem(Sphere(3), lambda w: w), r"single floating number, got torch.float64 of shape \(3,\)"),
+        (
+            LossProblem(Sphere(3), lambda w: w),
+            r"single floating number, got torch.float64 of shape \(3,\)",
+        ),
         (LossProblem(Sphere(3), lambda w: 1.0), "single floating number, got float"),
-        (LossProblem(Sphere(3), lambda x, w: (x @ w).mean(), randn(5, 3)), r"shape \(5,\), whose mean is taken here"),
-        (LossProblem(Sphere(3), lambda w: w.detach().sum()), "loss must depend on theta through torch operations"),
+        (
+            LossProblem(Sphere(3), lambda x, w: (x @ w).mean(), randn(5, 3)),
+            r"shape \(5,\), whose mean is taken here",
+        ),
+        (
+            LossProblem(Sphere(3), lambda w: w.detach().sum()),
+            "loss must depend on theta through torch operations",
+        ),
     ],
 )
 def test_bad_losses_are_named(problem, message):
@@ -153,13 +210,22 @@ def test_bad_points_and_kinds_are_named():
     problem = LossProblem(Sphere(3), lambda w: w[0])
     with pytest.raises(ValueError, match=r"theta is not a point of Sphere\(3\)"):
         problem.loss(torch.ones(3))
-    with pytest.raises(ValueError, match=r"theta must have the dtype torch.float64 of the data x, got torch.float32"):
+    with pytest.raises(
+        ValueError,
+        match=r"theta must have the dtype torch.float64 of the data x, got torch.float32",
+    ):
         LossProblem(Sphere(3), torch.mv, randn(5, 3)).loss(torch.eye(3)[0])
     with pytest.raises(ValueError, match="theta must be on meta like the data, got cpu"):
-        LossProblem(Sphere(3), torch.mv, torch.ones(5, 3, dtype=torch.int64, device="meta")).loss(torch.eye(3)[0])
-    with pytest.raises(ValueError, match="a plain cost has no samples, and so no empirical Fisher information; use"):
+        LossProblem(Sphere(3), torch.mv, torch.ones(5, 3, dtype=torch.int64, device="meta")).loss(
+            torch.eye(3)[0]
+        )
+    with pytest.raises(
+        ValueError, match="a plain cost has no samples, and so no empirical Fisher information; use"
+    ):
         minimize(problem, torch.eye(3, dtype=FLOAT)[1], "rngd")
-    with pytest.raises(ValueError, match=r"kind must be one of \['empirical', 'observed'\], got 'exact'"):
+    with pytest.raises(
+        ValueError, match=r"kind must be one of \['empirical', 'observed'\], got 'exact'"
+    ):
         problem.fisher(torch.eye(3, dtype=FLOAT)[0], kind="exact")
 
     class Bare(Problem):
@@ -171,12 +237,16 @@ def test_bad_points_and_kinds_are_named():
         def gradient(self, x, batch=None):
             return self.manifold.project(x, torch.eye(3, dtype=FLOAT)[0])
 
-    with pytest.raises(NotImplementedError, match="Bare has no Fisher information; use a method without, such as"):
+    with pytest.raises(
+        NotImplementedError, match="Bare has no Fisher information; use a method without, such as"
+    ):
         minimize(Bare(), torch.eye(3, dtype=FLOAT)[1], "rngd")
     result = minimize(Bare(), torch.eye(3, dtype=FLOAT)[1], "lbfgs")
     assert result.value == pytest.approx(-1)
     reflected = torch.diag(torch.tensor([1.0, 1.0, -1.0], dtype=FLOAT))
-    with pytest.raises(ValueError, match=r"x0 is not a point of Rotations\(3\): its determinant is -1"):
+    with pytest.raises(
+        ValueError, match=r"x0 is not a point of Rotations\(3\): its determinant is -1"
+    ):
         minimize(LossProblem(Rotations(3), lambda w: w[0, 0]), reflected, "lbfgs")
 
 
@@ -185,4 +255,6 @@ def test_an_operator_of_flat_vectors_is_the_same_matrix():
     x = torch.eye(3, dtype=FLOAT)[0]
     rows = problem.fisher(x).rows()
     torch.testing.assert_close(problem.fisher(x).dense(), rows.T @ rows)
-    assert all(torch.equal(a, b) for a, b in zip(leaves(unflatten(flatten(x), x)), leaves(x), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(leaves(unflatten(flatten(x), x)), leaves(x), strict=True)
+    )

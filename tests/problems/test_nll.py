@@ -31,13 +31,19 @@ def logistic(n=4, samples=12, seed=0):
     g = generator(seed)
     x = torch.randn(samples, n, generator=g, dtype=torch.float64)
     y = torch.bernoulli(torch.full((samples,), 0.5, dtype=torch.float64), generator=g)
-    return NLLProblem(Sphere(n), lambda x, w: x @ w, Bernoulli(), x, y), Sphere(n).random_point(generator=g)
+    return NLLProblem(Sphere(n), lambda x, w: x @ w, Bernoulli(), x, y), Sphere(n).random_point(
+        generator=g
+    )
 
 
 def test_loss_and_gradient_of_logistic_regression_by_hand():
     problem, w = logistic()
     for batch in (None, torch.tensor([3, 1, 1])):
-        x, y = (problem.inputs, problem.targets) if batch is None else (problem.inputs[batch], problem.targets[batch])
+        x, y = (
+            (problem.inputs, problem.targets)
+            if batch is None
+            else (problem.inputs[batch], problem.targets[batch])
+        )
         p = torch.sigmoid(x @ w)
         loss = -(y * p.log() + (1 - y) * (1 - p).log()).mean()
         euclidean = x.T @ (p - y) / len(y)
@@ -52,7 +58,9 @@ def test_loss_and_gradient_of_logistic_regression_by_hand():
 @pytest.mark.parametrize("chunk_size", [None, 1, 5])
 def test_per_sample_quantities_add_up_and_do_not_depend_on_the_chunk(chunk_size):
     whole, w = logistic()
-    problem = NLLProblem(Sphere(4), whole.model, Bernoulli(), whole.inputs, whole.targets, chunk_size=chunk_size)
+    problem = NLLProblem(
+        Sphere(4), whole.model, Bernoulli(), whole.inputs, whole.targets, chunk_size=chunk_size
+    )
     gradients = problem.per_sample_gradients(w)
     assert gradients.shape == (12, 4)
     torch.testing.assert_close(gradients.mean(0), problem.gradient(w))
@@ -62,7 +70,9 @@ def test_per_sample_quantities_add_up_and_do_not_depend_on_the_chunk(chunk_size)
     torch.testing.assert_close(problem.jacobian(w, batch), problem.inputs[batch][:, None, :])
 
 
-@pytest.mark.parametrize("likelihood", [Gaussian(0.5), Categorical(), Bernoulli(), Poisson()], ids=str)
+@pytest.mark.parametrize(
+    "likelihood", [Gaussian(0.5), Categorical(), Bernoulli(), Poisson()], ids=str
+)
 def test_half_the_fisher_length_is_kl_to_third_order(likelihood):
     """Theorem 1: E KL(p_θ ‖ p_R(td)) = ½ t² <d, F d> + O(t³) along a second-order retraction."""
     g = generator(3)
@@ -73,10 +83,15 @@ def test_half_the_fisher_length_is_kl_to_third_order(likelihood):
     def model(x, u):
         return torch.tanh(x @ u) * x[:, :2]
 
-    problem = NLLProblem(manifold, model, likelihood, x, likelihood.sample(model(x, u), generator=g))
+    problem = NLLProblem(
+        manifold, model, likelihood, x, likelihood.sample(model(x, u), generator=g)
+    )
     d = manifold.random_tangent(u, generator=g)
     half = 0.5 * float(problem.fisher(u).quadratic(d))
-    errors = [abs(float(problem.kl(u, manifold.retract(u, t * d))) / t**2 - half) / half for t in (1e-2, 1e-3, 1e-4)]
+    errors = [
+        abs(float(problem.kl(u, manifold.retract(u, t * d))) / t**2 - half) / half
+        for t in (1e-2, 1e-3, 1e-4)
+    ]
     # the relative error is O(t)
     assert errors[0] < 0.2
     assert errors[1] < 0.15 * errors[0]
@@ -89,7 +104,9 @@ def test_outputs_may_have_any_shape():
     x = torch.randn(6, 3, generator=g, dtype=torch.float64)
     y = torch.randint(0, 4, (6, 2), generator=g)
     weights = torch.randn(3, 2, 4, generator=g, dtype=torch.float64)
-    problem = NLLProblem(Sphere(3), lambda x, w: torch.einsum("nd,dkc->nkc", x * w, weights), Categorical(), x, y)
+    problem = NLLProblem(
+        Sphere(3), lambda x, w: torch.einsum("nd,dkc->nkc", x * w, weights), Categorical(), x, y
+    )
     w = Sphere(3).random_point(generator=g)
     z = problem.model(x, w)
     expected = nn.functional.cross_entropy(z.permute(0, 2, 1), y, reduction="none").sum(1).mean()
@@ -98,7 +115,9 @@ def test_outputs_may_have_any_shape():
     assert operator.n_rows == 6 * 8
     rows = operator.rows()
     torch.testing.assert_close(rows.T @ rows, operator.dense())
-    one = NLLProblem(Sphere(3), lambda x, w: torch.exp(x @ w), Gaussian(), x, torch.ones(6, dtype=torch.float64))
+    one = NLLProblem(
+        Sphere(3), lambda x, w: torch.exp(x @ w), Gaussian(), x, torch.ones(6, dtype=torch.float64)
+    )
     assert one.fisher(w).n_rows == 6
 
 
@@ -135,7 +154,9 @@ def test_one_output_may_be_expanded_to_all_samples(solve):
 def test_integer_inputs_are_indices():
     """An embedding: the inputs are item numbers, and only the targets have a dtype to match."""
     items = torch.tensor([0, 2, 1, 2])
-    problem = NLLProblem(Oblique(3, 2), lambda i, t: t[i, 0], Gaussian(), items, torch.ones(4, dtype=torch.float64))
+    problem = NLLProblem(
+        Oblique(3, 2), lambda i, t: t[i, 0], Gaussian(), items, torch.ones(4, dtype=torch.float64)
+    )
     t = Oblique(3, 2).random_point(generator=generator())
     expected = 0.5 * (t[items, 0] - 1).square().mean()
     torch.testing.assert_close(problem.loss(t), expected)
@@ -147,13 +168,18 @@ def network():
     with torch.no_grad():
         module[0].weight.copy_(nn.functional.normalize(module[0].weight, dim=1))
     g = generator(2)
-    x, y = torch.randn(10, 3, generator=g, dtype=torch.float64), torch.randint(0, 2, (10,), generator=g)
+    x, y = (
+        torch.randn(10, 3, generator=g, dtype=torch.float64),
+        torch.randint(0, 2, (10,), generator=g),
+    )
     return module, x, y
 
 
 def test_a_network_becomes_a_problem_on_a_product():
     module, x, y = network()
-    problem, start = NLLProblem.from_module(module, Categorical(), x, y, manifolds={"0.weight": Oblique(4, 3)}, draws=3)
+    problem, start = NLLProblem.from_module(
+        module, Categorical(), x, y, manifolds={"0.weight": Oblique(4, 3)}, draws=3
+    )
     assert isinstance(problem.manifold, Product)
     assert list(start) == ["0.weight", "0.bias", "2.weight"]
     assert problem.draws == 3
@@ -179,9 +205,13 @@ def test_frozen_parameters_stay_as_they_are():
     x = torch.randn(20, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     problem, start = NLLProblem.from_module(network, Categorical(), x, (x[:, 0] > 0).long())
     assert list(start) == ["2.weight", "2.bias"]
-    torch.testing.assert_close(problem.loss(start), nn.functional.cross_entropy(network(x), (x[:, 0] > 0).long()))
+    torch.testing.assert_close(
+        problem.loss(start), nn.functional.cross_entropy(network(x), (x[:, 0] > 0).long())
+    )
     with pytest.raises(ValueError, match=r"does not have or has frozen: \['0.weight'\]"):
-        NLLProblem.from_module(network, Categorical(), x, x[:, 0], manifolds={"0.weight": Oblique(3, 4)})
+        NLLProblem.from_module(
+            network, Categorical(), x, x[:, 0], manifolds={"0.weight": Oblique(3, 4)}
+        )
     with pytest.raises(ValueError, match="a parameter that requires grad, it has none"):
         NLLProblem.from_module(network.requires_grad_(False), Categorical(), x, x[:, 0])
 
@@ -189,14 +219,22 @@ def test_frozen_parameters_stay_as_they_are():
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (nn.BatchNorm1d(3), r"batch statistics mix the samples: BatchNorm1d '1' must be in evaluation mode"),
-        (nn.BatchNorm1d(3, track_running_stats=False).eval(), "batch statistics mix the samples: BatchNorm1d '1'"),
+        (
+            nn.BatchNorm1d(3),
+            r"batch statistics mix the samples: BatchNorm1d '1' must be in evaluation mode",
+        ),
+        (
+            nn.BatchNorm1d(3, track_running_stats=False).eval(),
+            "batch statistics mix the samples: BatchNorm1d '1'",
+        ),
         (nn.Dropout(0.1), "dropout makes the loss random: Dropout '1' must be in evaluation mode"),
     ],
 )
 def test_a_network_that_mixes_samples_is_refused(layer, message):
     with pytest.raises(ValueError, match=message):
-        NLLProblem.from_module(nn.Sequential(nn.Linear(4, 3), layer), Gaussian(), torch.ones(5, 4), torch.ones(5, 3))
+        NLLProblem.from_module(
+            nn.Sequential(nn.Linear(4, 3), layer), Gaussian(), torch.ones(5, 4), torch.ones(5, 3)
+        )
 
 
 class Recurrent(nn.Module):
@@ -221,22 +259,36 @@ def test_a_network_that_draws_or_mixes_in_a_function_is_refused(count):
     x, y = torch.randn(count, 6, 4), torch.zeros(count, 3)
     if count > 1:
         problem, start = NLLProblem.from_module(Recurrent(), Gaussian(), x, y)
-        with pytest.raises(ValueError, match="the same outputs twice: nothing in it may be drawn at random"):
+        with pytest.raises(
+            ValueError, match="the same outputs twice: nothing in it may be drawn at random"
+        ):
             problem.loss(start)
     problem, start = NLLProblem.from_module(Recurrent().eval(), Gaussian(), x, y)
     assert torch.equal(problem.loss(start), problem.loss(start))
     if count > 1:
         problem, start = NLLProblem.from_module(Centred(4, 3), Gaussian(), x[:, 0], y)
-        with pytest.raises(ValueError, match="treat samples independently, got other outputs for the first of 4 alone"):
+        with pytest.raises(
+            ValueError,
+            match="treat samples independently, got other outputs for the first of 4 alone",
+        ):
             problem.loss(start)
 
 
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ((Sphere, torch.matmul, Gaussian()), r"manifold must be a manifold such as Sphere\(3\), got <class"),
-        ((Sphere(4), None, Gaussian()), "model must be a function of the inputs and theta, got None"),
-        ((Sphere(4), torch.matmul, Gaussian), r"likelihood must be a likelihood such as Gaussian\(\), got <class"),
+        (
+            (Sphere, torch.matmul, Gaussian()),
+            r"manifold must be a manifold such as Sphere\(3\), got <class",
+        ),
+        (
+            (Sphere(4), None, Gaussian()),
+            "model must be a function of the inputs and theta, got None",
+        ),
+        (
+            (Sphere(4), torch.matmul, Gaussian),
+            r"likelihood must be a likelihood such as Gaussian\(\), got <class",
+        ),
     ],
 )
 def test_parts_of_another_kind_are_named(parts, message):
@@ -246,7 +298,10 @@ def test_parts_of_another_kind_are_named(parts, message):
 
 def test_a_problem_can_be_copied_and_pickled_after_it_was_evaluated():
     x = torch.randn(9, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    problem, theta = NLLProblem(Sphere(4), torch.matmul, Gaussian(), x, x[:, 1]), torch.eye(4, dtype=torch.float64)[0]
+    problem, theta = (
+        NLLProblem(Sphere(4), torch.matmul, Gaussian(), x, x[:, 1]),
+        torch.eye(4, dtype=torch.float64)[0],
+    )
     value, gradient = problem.loss_and_gradient(theta)
     for other in (copy.deepcopy(problem), pickle.loads(pickle.dumps(problem))):
         again = other.loss_and_gradient(theta)
@@ -259,7 +314,10 @@ def test_a_problem_can_be_copied_and_pickled_after_it_was_evaluated():
 def test_gradients_are_tangent_where_nothing_but_rounding_is_left_of_them(manifold, dtype):
     """Noisy regression, whose Euclidean gradient does not vanish at the minimum: a loop of one's own, and rngd-vr."""
     g = torch.Generator().manual_seed(0)
-    x, truth = torch.randn(200, 5, generator=g, dtype=dtype), manifold.random_point(generator=g, dtype=dtype)
+    x, truth = (
+        torch.randn(200, 5, generator=g, dtype=dtype),
+        manifold.random_point(generator=g, dtype=dtype),
+    )
 
     def model(x, theta):
         return torch.tanh(x @ leaves(theta)[0])
@@ -268,16 +326,27 @@ def test_gradients_are_tangent_where_nothing_but_rounding_is_left_of_them(manifo
     y = y + 0.5 * torch.randn(y.shape, generator=g, dtype=dtype)
     problem, theta = NLLProblem(manifold, model, Gaussian(), x, y), truth
     for _ in range(40):
-        theta = manifold.retract(theta, scale(-1.0, problem.fisher(theta).solve(problem.gradient(theta))))
+        theta = manifold.retract(
+            theta, scale(-1.0, problem.fisher(theta).solve(problem.gradient(theta)))
+        )
     assert float(manifold.norm(theta, problem.gradient(theta))) < 100 * torch.finfo(dtype).eps
-    options = {"step": 0.9, "damping": 0.01, "max_iter": 30, "batch_size": 100, "stop": GradientNorm(0.0)}
+    options = {
+        "step": 0.9,
+        "damping": 0.01,
+        "max_iter": 30,
+        "batch_size": 100,
+        "stop": GradientNorm(0.0),
+    }
     result = minimize(problem, truth, "rngd-vr", **options)
     assert min(result.trace["gradient_norm"]) < 100 * torch.finfo(dtype).eps
 
 
 def test_inference_mode_is_named():
     x = torch.ones(5, 4)
-    with torch.inference_mode(), pytest.raises(RuntimeError, match=r"no gradients inside torch.inference_mode\(\)"):
+    with (
+        torch.inference_mode(),
+        pytest.raises(RuntimeError, match=r"no gradients inside torch.inference_mode\(\)"),
+    ):
         NLLProblem(Sphere(4), torch.matmul, Gaussian(), x, x[:, 1]).gradient(torch.eye(4)[0])
 
 
@@ -286,7 +355,10 @@ def test_an_operator_is_not_zero_inside_inference_mode(kind):
     """Without a graph the outputs would look as if they did not depend on θ, and F v would be 0."""
     x, theta, v = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)), *torch.eye(4)[:2]
     problem = NLLProblem(Sphere(4), torch.matmul, Gaussian(), x, x[:, 1])
-    with torch.inference_mode(), pytest.raises(RuntimeError, match=r"no gradients inside torch.inference_mode\(\)"):
+    with (
+        torch.inference_mode(),
+        pytest.raises(RuntimeError, match=r"no gradients inside torch.inference_mode\(\)"),
+    ):
         problem.fisher(theta, kind=kind)
     operator = problem.fisher(theta, kind=kind)
     with torch.inference_mode():
@@ -311,14 +383,19 @@ def test_jacobians_do_not_depend_on_the_grad_mode(mode):
     exact = torch.func.jacrev(lambda u: model(x, u))(u)
     torch.testing.assert_close(expected[0], exact)
     with mode():
-        torch.testing.assert_close((problem.jacobian(u), problem.per_sample_gradients(u)), expected[:2])
+        torch.testing.assert_close(
+            (problem.jacobian(u), problem.per_sample_gradients(u)), expected[:2]
+        )
     with torch.no_grad():
         torch.testing.assert_close(problem.fisher(u).rows(), expected[2])
 
 
 def test_jacobians_and_gradients_are_those_of_theta_alone():
     """A network that the model passes its inputs through has parameters that could be trained as well."""
-    layer, x = torch.nn.Linear(4, 4).double(), torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).double()
+    layer, x = (
+        torch.nn.Linear(4, 4).double(),
+        torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).double(),
+    )
     problem = NLLProblem(Stiefel(4, 2), lambda x, u: layer(x) @ u, Gaussian(), x, x[:, :2])
     u = torch.eye(4, 2, dtype=torch.float64)
     assert not problem.jacobian(u).requires_grad
@@ -331,7 +408,10 @@ def test_jacobians_and_gradients_are_those_of_theta_alone():
 def test_truth_values_are_targets_of_a_gaussian():
     x = torch.randn(9, 4, generator=torch.Generator().manual_seed(0))
     truth = x[:, 1] > 0
-    losses = [NLLProblem(Sphere(4), torch.matmul, Gaussian(), x, y).loss(torch.eye(4)[0]) for y in (truth, 1.0 * truth)]
+    losses = [
+        NLLProblem(Sphere(4), torch.matmul, Gaussian(), x, y).loss(torch.eye(4)[0])
+        for y in (truth, 1.0 * truth)
+    ]
     assert losses[0] == losses[1]
 
 
@@ -392,9 +472,15 @@ CALLS = {
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (lambda x, t: (x @ t).sum(), r"model must return a tensor with one row per sample, \(\d, ...\), got \(\)"),
+        (
+            lambda x, t: (x @ t).sum(),
+            r"model must return a tensor with one row per sample, \(\d, ...\), got \(\)",
+        ),
         (lambda x, t: (x @ t).repeat(2, 1), r"one row per sample, \(\d, ...\), got \(\d, 1\)"),
-        (lambda x, t: [x @ t], r"model must return a tensor with one row per sample, \(\d, ...\), got list"),
+        (
+            lambda x, t: [x @ t],
+            r"model must return a tensor with one row per sample, \(\d, ...\), got list",
+        ),
         (lambda x, t: (x @ t).long(), r"model must return a floating tensor, got torch.int64"),
         (lambda x, t: x @ t, r"y must have the shape \(4, 1\) of the model's output, got \(4,\)"),
     ],
@@ -410,16 +496,27 @@ def test_a_model_of_the_wrong_shape_is_named_whatever_is_asked_first(model, mess
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (lambda x, t: (x - x.mean(0)) @ t, "treat samples independently, got other outputs for the first of 4 alone"),
-        (lambda x, t: (x / x.std(0)) @ t, "treat samples independently, got other outputs for the first of 4 alone"),
+        (
+            lambda x, t: (x - x.mean(0)) @ t,
+            "treat samples independently, got other outputs for the first of 4 alone",
+        ),
+        (
+            lambda x, t: (x / x.std(0)) @ t,
+            "treat samples independently, got other outputs for the first of 4 alone",
+        ),
         (lambda x, t: torch.log_softmax(x @ t, 0), "treat samples independently"),
-        (lambda x, t: nn.functional.dropout(x, 0.5) @ t, "the same outputs twice: nothing in it may be drawn"),
+        (
+            lambda x, t: nn.functional.dropout(x, 0.5) @ t,
+            "the same outputs twice: nothing in it may be drawn",
+        ),
         (lambda x, t: x.sub_(1) @ t, "at random, nor written into its inputs"),
     ],
     ids=["mean", "deviation", "softmax", "dropout", "in-place"],
 )
 @pytest.mark.filterwarnings("ignore:std... degrees of freedom")
-def test_a_function_that_mixes_samples_or_draws_is_refused_whatever_is_asked_first(model, message, call):
+def test_a_function_that_mixes_samples_or_draws_is_refused_whatever_is_asked_first(
+    model, message, call
+):
     """Jacobians of single samples are not those of the loss: the dense Fisher matrix of centred inputs would be 0."""
     torch.manual_seed(0)
     x = torch.randn(9, 2, generator=generator())
@@ -440,7 +537,11 @@ def test_outputs_that_are_nothing_but_rounding_are_no_mixed_samples(dtype):
     """One sample alone goes through other kernels, and has other rounding errors, which are all there is at 0."""
     x = torch.randn(9, 2, generator=generator(), dtype=dtype)
     problem = NLLProblem(
-        Euclidean(2), lambda x, t: x @ t + len(x) * torch.finfo(dtype).eps, Gaussian(), x, torch.zeros(9, dtype=dtype)
+        Euclidean(2),
+        lambda x, t: x @ t + len(x) * torch.finfo(dtype).eps,
+        Gaussian(),
+        x,
+        torch.zeros(9, dtype=dtype),
     )
     assert float(problem.loss(torch.zeros(2, dtype=dtype))) < 1e-10
     torch.testing.assert_close(problem.gradient(torch.ones(2, dtype=dtype)), x.T @ x.sum(1) / 9)
@@ -453,14 +554,22 @@ EXPOSURES = torch.linspace(0.5, 2.0, 9)[:, None]
 @pytest.mark.parametrize(
     ("samples", "message"),
     [
-        (9, r"any number of samples, but fails with the first 4 of 9 \(.*\); .* must be columns of x"),
-        (3, r"one row per sample, \(1, 1\) for the first sample alone, got \(3, 1\); .* must be columns of x"),
+        (
+            9,
+            r"any number of samples, but fails with the first 4 of 9 \(.*\); .* must be columns of x",
+        ),
+        (
+            3,
+            r"one row per sample, \(1, 1\) for the first sample alone, got \(3, 1\); .* must be columns of x",
+        ),
     ],
 )
 def test_a_function_with_numbers_of_samples_inside_is_refused(samples, message, call):
     """For one sample alone all exposures were taken in, and the first one counted: F was 28 in place of 46."""
     x = torch.randn(samples, 2, generator=generator())
-    problem = NLLProblem(Euclidean(2, 1), lambda x, t: x @ t * EXPOSURES[:samples], Gaussian(), x, x[:, :1])
+    problem = NLLProblem(
+        Euclidean(2, 1), lambda x, t: x @ t * EXPOSURES[:samples], Gaussian(), x, x[:, :1]
+    )
     with pytest.raises(ValueError, match=message):
         CALLS[call](problem, torch.ones(2, 1))
 
@@ -478,7 +587,9 @@ def test_a_model_that_drops_the_dimension_of_a_single_sample_is_named_where_one_
     squeezed = NLLProblem(Euclidean(2, 1), lambda x, t: (x @ t).squeeze(), Gaussian(), x, x[:, 0])
     start = torch.zeros(2, 1, dtype=torch.float64)
     for call in ("per_sample_gradients", "jacobian"):
-        with pytest.raises(ValueError, match=r"\(1, ...\), got \(\); a batch of one keeps its first dimension"):
+        with pytest.raises(
+            ValueError, match=r"\(1, ...\), got \(\); a batch of one keeps its first dimension"
+        ):
             CALLS[call](squeezed, start)
     assert torch.equal(minimize(squeezed, start, "rcg").x, minimize(plain, start, "rcg").x)
 
@@ -486,7 +597,9 @@ def test_a_model_that_drops_the_dimension_of_a_single_sample_is_named_where_one_
 def test_targets_outside_the_first_batch_are_checked_too():
     y = torch.tensor([0.0, 1.0, 1.0, 2.0])
     problem = NLLProblem(Euclidean(2), lambda x, t: x @ t, Bernoulli(), X, y)
-    with pytest.raises(ValueError, match=r"y must be 0 or 1 for a Bernoulli likelihood, got values in \[0, 2\]"):
+    with pytest.raises(
+        ValueError, match=r"y must be 0 or 1 for a Bernoulli likelihood, got values in \[0, 2\]"
+    ):
         problem.loss(torch.zeros(2), torch.tensor([0, 1]))
 
 
@@ -496,46 +609,78 @@ def test_bad_points_are_named():
         with pytest.raises(ValueError, match=r"theta is not a point of Sphere\(4\)"):
             call(2 * w)
         with pytest.raises(
-            ValueError, match=r"theta must have the dtype torch.float64 of the data x, got torch.float32"
+            ValueError,
+            match=r"theta must have the dtype torch.float64 of the data x, got torch.float32",
         ):
             call(w.float())
         with pytest.raises(ValueError, match=r"theta must be on cpu like the data, got meta"):
             call(w.to("meta"))
-        with pytest.raises(ValueError, match=r"theta must have shape \(..., 4\) on Sphere\(4\), got \(3,\)"):
+        with pytest.raises(
+            ValueError, match=r"theta must have shape \(..., 4\) on Sphere\(4\), got \(3,\)"
+        ):
             call(w[:3])
         with pytest.raises(ValueError, match=r"theta must be finite, got NaN or infinite entries"):
             call(w * torch.nan)
         with pytest.raises(TypeError, match=r"theta must be a torch.Tensor, got list"):
             call([1.0, 0.0, 0.0, 0.0])
     many = torch.stack([w, -w])
-    torch.testing.assert_close(torch.func.vmap(lambda v: problem.kl(w, v))(many)[0], torch.tensor(0.0).double())
+    torch.testing.assert_close(
+        torch.func.vmap(lambda v: problem.kl(w, v))(many)[0], torch.tensor(0.0).double()
+    )
 
 
 def test_mixed_dtypes_in_a_product_are_named():
     module, x, y = network()
     problem, start = NLLProblem.from_module(module, Categorical(), x, y)
     start["2.weight"] = start["2.weight"].float()
-    with pytest.raises(ValueError, match=r"theta must have the dtype torch.float64 of the data x, got torch.float32"):
+    with pytest.raises(
+        ValueError,
+        match=r"theta must have the dtype torch.float64 of the data x, got torch.float32",
+    ):
         problem.loss(start)
 
 
 @pytest.mark.parametrize(
     ("batch", "error", "message"),
     [
-        (torch.tensor([], dtype=torch.int64), ValueError, r"batch must hold at least one sample, got none"),
+        (
+            torch.tensor([], dtype=torch.int64),
+            ValueError,
+            r"batch must hold at least one sample, got none",
+        ),
         (torch.tensor([0, 12]), ValueError, r"batch must lie in 0..11, got 0..12"),
         (torch.tensor([-1, 2]), ValueError, r"batch must lie in 0..11, got -1..2"),
-        (torch.tensor([0.0, 1.0]), ValueError, r"batch must be a vector of int64 or int32 indices, got torch.float32"),
+        (
+            torch.tensor([0.0, 1.0]),
+            ValueError,
+            r"batch must be a vector of int64 or int32 indices, got torch.float32",
+        ),
         (
             torch.ones(12, dtype=torch.bool),
             ValueError,
             r"batch must be a vector of int64 or int32 indices, got torch.bool",
         ),
-        (torch.tensor([[0, 1]]), ValueError, r"vector of int64 or int32 indices, got torch.int64 of shape \(1, 2\)"),
-        (torch.arange(12, dtype=torch.uint8), ValueError, r"int64 or int32 indices, got torch.uint8 of shape \(12,\)"),
-        (torch.tensor([0, 1], dtype=torch.int16), ValueError, r"int64 or int32 indices, got torch.int16"),
+        (
+            torch.tensor([[0, 1]]),
+            ValueError,
+            r"vector of int64 or int32 indices, got torch.int64 of shape \(1, 2\)",
+        ),
+        (
+            torch.arange(12, dtype=torch.uint8),
+            ValueError,
+            r"int64 or int32 indices, got torch.uint8 of shape \(12,\)",
+        ),
+        (
+            torch.tensor([0, 1], dtype=torch.int16),
+            ValueError,
+            r"int64 or int32 indices, got torch.int16",
+        ),
         ([0, 1], TypeError, r"batch must be a tensor of sample indices, got list"),
-        (torch.tensor([0, 1], device="meta"), ValueError, r"batch must be on cpu like the data, got meta"),
+        (
+            torch.tensor([0, 1], device="meta"),
+            ValueError,
+            r"batch must be on cpu like the data, got meta",
+        ),
     ],
 )
 def test_bad_batches_are_named(batch, error, message):
@@ -554,7 +699,9 @@ def test_an_operator_never_belongs_to_an_earlier_point():
 
     def check():
         torch.testing.assert_close(problem.fisher(start, batch).z, fresh.model(x[batch], start))
-        torch.testing.assert_close(problem.fisher(start, batch).dense(), fresh.fisher(start, batch).dense())
+        torch.testing.assert_close(
+            problem.fisher(start, batch).dense(), fresh.fisher(start, batch).dense()
+        )
 
     problem.gradient(start, batch)
     check()
@@ -572,13 +719,17 @@ def test_an_operator_never_belongs_to_an_earlier_point():
 
 def test_unknown_kinds_are_named():
     problem, w = logistic()
-    with pytest.raises(ValueError, match=r"kind must be one of \['exact', 'monte-carlo', .*\], got 'diagonal'"):
+    with pytest.raises(
+        ValueError, match=r"kind must be one of \['exact', 'monte-carlo', .*\], got 'diagonal'"
+    ):
         problem.fisher(w, kind="diagonal")
 
 
 def test_the_gradient_is_the_slope_along_the_retraction():
     module, x, y = network()
-    problem, start = NLLProblem.from_module(module, Categorical(), x, y, manifolds={"0.weight": Oblique(4, 3)})
+    problem, start = NLLProblem.from_module(
+        module, Categorical(), x, y, manifolds={"0.weight": Oblique(4, 3)}
+    )
     manifold = problem.manifold
     d = manifold.random_tangent(start, generator=generator(5))
     slope = float(manifold.inner(start, problem.gradient(start), d))
@@ -600,7 +751,10 @@ class _Recurrent(nn.Module):
 class _Attentive(nn.Module):
     def __init__(self):
         super().__init__()
-        self.body, self.head = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), nn.Linear(4, 3)
+        self.body, self.head = (
+            nn.TransformerEncoderLayer(4, 2, 8, batch_first=True),
+            nn.Linear(4, 3),
+        )
 
     def forward(self, x):
         return self.head(self.body(x).mean(1))
@@ -617,13 +771,19 @@ class _Ragged(nn.Linear):
 def test_networks_that_vmap_does_not_know(build):
     torch.manual_seed(0)
     x = torch.randn(8, 5, 4, dtype=torch.float64)
-    problem, start = NLLProblem.from_module(build().double().eval(), Categorical(), x, torch.arange(8) % 3)
+    problem, start = NLLProblem.from_module(
+        build().double().eval(), Categorical(), x, torch.arange(8) % 3
+    )
     each = problem.per_sample_gradients(start)
     for i in range(8):
         alone = problem.gradient(start, torch.tensor([i]))
-        torch.testing.assert_close(tree_map(lambda leaf, i=i: leaf[i], each), alone, atol=1e-12, rtol=0)
+        torch.testing.assert_close(
+            tree_map(lambda leaf, i=i: leaf[i], each), alone, atol=1e-12, rtol=0
+        )
     operator = problem.fisher(start)
-    torch.testing.assert_close(operator.dense(), operator.rows().T @ operator.rows(), atol=1e-12, rtol=0)
+    torch.testing.assert_close(
+        operator.dense(), operator.rows().T @ operator.rows(), atol=1e-12, rtol=0
+    )
     assert check_gradient(problem, start)
     assert check_fisher(problem, start)
     assert minimize(problem, start, max_iter=10).value < float(problem.loss(start))

@@ -28,17 +28,23 @@ def test_whole_weights_are_repeated_samples(kind):
     x, y = data()
     counts = torch.randint(0, 4, (40,), generator=generator(2))
     weighted = NLLProblem(Euclidean(3), model, Poisson(), x, y, weights=counts.double())
-    repeated = NLLProblem(Euclidean(3), model, Poisson(), x.repeat_interleave(counts, 0), y.repeat_interleave(counts))
+    repeated = NLLProblem(
+        Euclidean(3), model, Poisson(), x.repeat_interleave(counts, 0), y.repeat_interleave(counts)
+    )
     t = torch.full((3,), 0.2, dtype=torch.float64)
     share = int(counts.sum()) / 40
     assert float(weighted.loss(t)) == pytest.approx(share * float(repeated.loss(t)))
     torch.testing.assert_close(weighted.gradient(t), share * repeated.gradient(t))
-    torch.testing.assert_close(weighted.fisher(t, kind=kind).dense(), share * repeated.fisher(t, kind=kind).dense())
+    torch.testing.assert_close(
+        weighted.fisher(t, kind=kind).dense(), share * repeated.fisher(t, kind=kind).dense()
+    )
     rows = weighted.fisher(t, kind=kind)
     g = weighted.gradient(t)
     torch.testing.assert_close(rows.solve(g, 0.1, method="dense"), rows.solve(g, 0.1, method="cg"))
     batch = torch.arange(5, 20)
-    parts = (weights_of(weighted, batch) * weighted.likelihood.nll(model(x[batch], t), y[batch])).mean()
+    parts = (
+        weights_of(weighted, batch) * weighted.likelihood.nll(model(x[batch], t), y[batch])
+    ).mean()
     assert float(weighted.loss(t, batch)) == pytest.approx(float(parts))
 
 
@@ -72,7 +78,8 @@ def test_an_offset_is_added_to_the_output():
         torch.testing.assert_close(offset.gradient(t, batch), written.gradient(t, batch))
         for kind in KINDS:
             torch.testing.assert_close(
-                offset.fisher(t, batch, kind=kind).dense(), written.fisher(t, batch, kind=kind).dense()
+                offset.fisher(t, batch, kind=kind).dense(),
+                written.fisher(t, batch, kind=kind).dense(),
             )
     torch.testing.assert_close(offset.per_sample_gradients(t), written.per_sample_gradients(t))
 
@@ -80,7 +87,9 @@ def test_an_offset_is_added_to_the_output():
 def test_a_gaussian_prior_is_ridge_regression():
     x, _ = data()
     y = x.sum(1)
-    problem = NLLProblem(Euclidean(3), model, Gaussian(), x, y, prior=lambda t: 2.5 * t.square().sum())
+    problem = NLLProblem(
+        Euclidean(3), model, Gaussian(), x, y, prior=lambda t: 2.5 * t.square().sum()
+    )
     t = torch.zeros(3, dtype=torch.float64)
     expected = torch.linalg.solve(x.T @ x + 5 * torch.eye(3, dtype=torch.float64), x.T @ y)
     result = minimize(problem, t)
@@ -89,7 +98,9 @@ def test_a_gaussian_prior_is_ridge_regression():
     torch.testing.assert_close(result.x, expected)
     hessian = (x.T @ x + 5 * torch.eye(3, dtype=torch.float64)) / 40
     torch.testing.assert_close(problem.fisher(t).dense(), hessian)
-    torch.testing.assert_close(problem.fisher(t, torch.arange(4)).dense(), x[:4].T @ x[:4] / 4 + 5 / 40 * torch.eye(3))
+    torch.testing.assert_close(
+        problem.fisher(t, torch.arange(4)).dense(), x[:4].T @ x[:4] / 4 + 5 / 40 * torch.eye(3)
+    )
 
 
 def test_a_directional_prior_decides_where_data_say_nothing():
@@ -99,7 +110,14 @@ def test_a_directional_prior_decides_where_data_say_nothing():
     mu = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
     fits = [
         minimize(
-            NLLProblem(Sphere(3), lambda x, w: 0.0 * (x @ w) + 0.01 * (x @ w), Bernoulli(), x, y, prior=prior),
+            NLLProblem(
+                Sphere(3),
+                lambda x, w: 0.0 * (x @ w) + 0.01 * (x @ w),
+                Bernoulli(),
+                x,
+                y,
+                prior=prior,
+            ),
             Sphere(3).random_point(generator=generator(5)),
         ).x
         for prior in (None, lambda w: -100.0 * (w @ mu))
@@ -123,7 +141,11 @@ def riemannian_hessian(manifold, point, f, t=1e-3):
 
 POLE = torch.tensor([0.6, 0.0, 0.8], dtype=torch.float64)
 PRIORS = {
-    "sphere": (Sphere(3), lambda w: -3 * (w @ POLE), lambda w: -3 * (w @ POLE) / w.square().sum() + w.square().sum()),
+    "sphere": (
+        Sphere(3),
+        lambda w: -3 * (w @ POLE),
+        lambda w: -3 * (w @ POLE) / w.square().sum() + w.square().sum(),
+    ),
     "spd": (
         SPD(2),
         lambda s: s.trace() + (s[0, 1] - 0.3).square(),
@@ -138,16 +160,24 @@ def test_a_prior_adds_its_riemannian_hessian_in_whatever_form_it_is_written(name
     theta = manifold.random_point(generator=generator(7))
     x, y = data()
     fisher = [
-        NLLProblem(manifold, lambda x, t: x[:, :2] @ t.reshape(-1)[:2], Poisson(), x, y, prior=prior).fisher(theta)
+        NLLProblem(
+            manifold, lambda x, t: x[:, :2] @ t.reshape(-1)[:2], Poisson(), x, y, prior=prior
+        ).fisher(theta)
         for prior in (None, *forms)
     ]
     basis, expected = riemannian_hessian(manifold, theta, forms[0])
     assert float(expected.diagonal().abs().min()) > 0.1
     for operator in fisher[1:]:
         found = [
-            [float(manifold.inner(theta, u, operator.matvec(v) - fisher[0].matvec(v))) for v in basis] for u in basis
+            [
+                float(manifold.inner(theta, u, operator.matvec(v) - fisher[0].matvec(v)))
+                for v in basis
+            ]
+            for u in basis
         ]
-        torch.testing.assert_close(40 * torch.tensor(found, dtype=torch.float64), expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(
+            40 * torch.tensor(found, dtype=torch.float64), expected, rtol=1e-6, atol=1e-6
+        )
 
 
 def test_a_prior_on_a_sphere_is_found_from_its_opposite_where_its_hessian_is_negative():
@@ -163,8 +193,14 @@ def test_a_prior_on_a_sphere_is_found_from_its_opposite_where_its_hessian_is_neg
     ("prior", "words"),
     [
         (lambda t: 3.0, "prior must return one number as a torch tensor.*got float"),
-        (lambda t: t.square(), r"prior must return one number as a torch tensor.*got a tensor of shape \(3,\)"),
-        (lambda t: torch.tensor(1.0), "prior must depend on theta through torch operations, but it has no gradient"),
+        (
+            lambda t: t.square(),
+            r"prior must return one number as a torch tensor.*got a tensor of shape \(3,\)",
+        ),
+        (
+            lambda t: torch.tensor(1.0),
+            "prior must depend on theta through torch operations, but it has no gradient",
+        ),
         (lambda t: t.sum() / 0, "prior must be finite where a run starts, got nan"),
         (lambda t: -t.abs().sum().log(), "prior must be finite where a run starts, got inf"),
     ],
@@ -179,15 +215,23 @@ def test_a_prior_is_one_finite_number_that_depends_on_theta(prior, words):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"weights": torch.ones(39)}, "x and weights must have the same number of samples, got 40 and 39"),
+        (
+            {"weights": torch.ones(39)},
+            "x and weights must have the same number of samples, got 40 and 39",
+        ),
         ({"weights": -torch.ones(40)}, "weights must be one number ≥ 0 per sample"),
         ({"weights": torch.zeros(40)}, "not all 0"),
         ({"weights": torch.full((40,), torch.nan)}, "weights must be finite"),
-        ({"offset": torch.zeros(40, 2, dtype=torch.float64)}, r"offset must have the shape of the model's output"),
+        (
+            {"offset": torch.zeros(40, 2, dtype=torch.float64)},
+            r"offset must have the shape of the model's output",
+        ),
         ({"prior": 3.0}, "prior must be a function of theta"),
     ],
 )
 def test_what_is_wrong_with_them_is_named(options, words):
     x, y = data()
     with pytest.raises((ValueError, TypeError), match=words):
-        NLLProblem(Euclidean(3), model, Poisson(), x, y, **options).loss(torch.zeros(3, dtype=torch.float64))
+        NLLProblem(Euclidean(3), model, Poisson(), x, y, **options).loss(
+            torch.zeros(3, dtype=torch.float64)
+        )

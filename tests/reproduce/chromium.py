@@ -20,7 +20,9 @@ FLAGS = (
 
 
 def find() -> str | None:
-    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    return next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
 
 
 class Chromium:
@@ -29,9 +31,20 @@ class Chromium:
         self._read, answers = os.pipe()
         # the shell puts the pipes where the browser looks for them, whatever numbers they have here
         command = f'exec "$0" "$@" 3<&{theirs} 4>&{answers}'
-        arguments = ["bash", "-c", command, str(find()), *FLAGS.split(), f"--user-data-dir={profile}", "about:blank"]
+        arguments = [
+            "bash",
+            "-c",
+            command,
+            str(find()),
+            *FLAGS.split(),
+            f"--user-data-dir={profile}",
+            "about:blank",
+        ]
         self.process = subprocess.Popen(
-            arguments, pass_fds=(theirs, answers), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            arguments,
+            pass_fds=(theirs, answers),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         os.close(theirs)
         os.close(answers)
@@ -39,7 +52,9 @@ class Chromium:
         self.requested: list[str] = []
         self.errors: list[str] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Network"):
             self.call(f"{domain}.enable")
 
@@ -70,7 +85,13 @@ class Chromium:
         return message
 
     def open(self, page: Path, *, width: int = 1200, height: int = 900, dark: bool = False) -> None:
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call("Page.navigate", url=page.resolve().as_uri())
@@ -78,7 +99,9 @@ class Chromium:
             pass
 
     def ask(self, expression: str) -> Any:
-        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        answer = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
@@ -104,7 +127,9 @@ class Chromium:
             self.call("Input.dispatchKeyEvent", type=kind, key=key)
 
     def picture(self, *, whole: bool = True) -> bytes:
-        return base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=whole)["data"])
+        return base64.b64decode(
+            self.call("Page.captureScreenshot", captureBeyondViewport=whole)["data"]
+        )
 
     def close(self) -> None:
         self._session = None

@@ -19,12 +19,32 @@ ROOT = Path(__file__).parents[2]
 def runs(**best: list[float]) -> pl.DataFrame:
     """Runs of presets on one task, with these best accuracies, one per seed; the last epoch is one point lower."""
     rows = [
-        {"dataset": "cifar10", "model": "vgg16bn", "preset": preset.replace("_", "-"), "seed": seed, "split": "test",
-         "images": 50000, "epochs": 2, "in_table": True, "changed": "{}", "settings": "{}", "ended": "done",
-         "accuracy": [value, value - 1], "loss": [1.0, 0.5], "train_loss": [1.0, 0.5], "seconds": [1.0, 1.0],
-         "device": "a GPU", "date": "2026-01-01", "commit": "c", "torch": "2", "fisherfold": "0", "command": "x"}
-        for preset, values in best.items() for seed, value in enumerate(values)
-    ]  # fmt: skip
+        {
+            "dataset": "cifar10",
+            "model": "vgg16bn",
+            "preset": preset.replace("_", "-"),
+            "seed": seed,
+            "split": "test",
+            "images": 50000,
+            "epochs": 2,
+            "in_table": True,
+            "changed": "{}",
+            "settings": "{}",
+            "ended": "done",
+            "accuracy": [value, value - 1],
+            "loss": [1.0, 0.5],
+            "train_loss": [1.0, 0.5],
+            "seconds": [1.0, 1.0],
+            "device": "a GPU",
+            "date": "2026-01-01",
+            "commit": "c",
+            "torch": "2",
+            "fisherfold": "0",
+            "command": "x",
+        }
+        for preset, values in best.items()
+        for seed, value in enumerate(values)
+    ]
     return pl.DataFrame(rows)
 
 
@@ -46,11 +66,13 @@ def test_runs_outside_the_table_are_not_counted():
 
 @pytest.mark.parametrize(
     ("best", "where"),
-    [({"mkfac": [95.0, 95.1, 95.2], "sgd": [93.0, 93.1, 93.2]}, "above"),
-     ({"mkfac": [93.0, 93.1, 93.2], "sgd": [95.0, 95.1, 95.2]}, "below"),
-     ({"mkfac": [94.0, 94.1, 94.2], "sgd": [94.1, 94.2, 94.3]}, "within noise of"),
-     ({"mkfac": [95.0], "sgd": [93.0]}, "within noise of")],
-)  # fmt: skip
+    [
+        ({"mkfac": [95.0, 95.1, 95.2], "sgd": [93.0, 93.1, 93.2]}, "above"),
+        ({"mkfac": [93.0, 93.1, 93.2], "sgd": [95.0, 95.1, 95.2]}, "below"),
+        ({"mkfac": [94.0, 94.1, 94.2], "sgd": [94.1, 94.2, 94.3]}, "within noise of"),
+        ({"mkfac": [95.0], "sgd": [93.0]}, "within noise of"),
+    ],
+)
 def test_the_verdict_compares_with_the_best_rival(best, where):
     verdict, why = cifar.judge(cifar.cells(runs(**best)))
     assert verdict == ("holds partly" if where == "above" else "does not hold")
@@ -78,7 +100,10 @@ def test_the_recorded_runs_become_a_table_a_picture_and_a_section(tmp_path):
     assert set(own["split"]) == {"test"}
     assert (tmp_path / section.picture).read_bytes().startswith(b"\x89PNG")
     assert sections(options)[4].verdict == section.verdict == "does not hold"
-    assert all(cifar.spread_of(cifar.cells(own), dataset).freedom > 20 for dataset in ("cifar10", "cifar100"))
+    assert all(
+        cifar.spread_of(cifar.cells(own), dataset).freedom > 20
+        for dataset in ("cifar10", "cifar100")
+    )
 
 
 def test_a_missing_table_says_what_to_do(tmp_path):

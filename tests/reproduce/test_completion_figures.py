@@ -10,7 +10,9 @@ import pytest
 from fisherfold import datasets
 from fisherfold.reproduce import completion
 
-needs_data = pytest.mark.skipif(not os.environ.get("FISHERFOLD_DATA"), reason="FISHERFOLD_DATA is not set")
+needs_data = pytest.mark.skipif(
+    not os.environ.get("FISHERFOLD_DATA"), reason="FISHERFOLD_DATA is not set"
+)
 
 
 def test_so_many_entries_of_every_row_are_held_out():
@@ -58,5 +60,7 @@ def test_the_curve_of_the_default_falls_from_the_mean_to_convergence():
     errors = [row["held_out"] for row in rows]
     assert errors[-1] < 0.8 * errors[0]
     assert errors[-1] == pytest.approx(min(errors), rel=0.01)
-    assert rows[-1]["loss"] == pytest.approx(rows[-1]["train"] * (~held).sum() / (2 * data.shape[1]))
+    assert rows[-1]["loss"] == pytest.approx(
+        rows[-1]["train"] * (~held).sum() / (2 * data.shape[1])
+    )
     assert all("refit" not in row for row in rows)

@@ -38,7 +38,8 @@ def make(seed: int):
     y = (X @ shared * torch.randn(8, 2, generator=g, dtype=torch.float64)[task]).sum(1)
     y = y + 0.1 * torch.randn(80, generator=g, dtype=torch.float64)
     train, test = (
-        TaskStatistics.from_rows(X[rows], y[rows], task[rows]) for rows in (torch.arange(56), torch.arange(56, 80))
+        TaskStatistics.from_rows(X[rows], y[rows], task[rows])
+        for rows in (torch.arange(56), torch.arange(56, 80))
     )
     problem = SubspaceProblem(train, rank=2, ridge=1e-4, factor_damping=1e-6, held_out=test)
     return problem, problem.manifold.random_point(generator=g)
@@ -51,7 +52,13 @@ METHODS = (
     MethodPlan("RCG", "rcg", 1),
 )
 PLAN = FigurePlan(
-    "small", "A small figure", make, METHODS, 6, {"held_out_nmse": "held-out", "train_nmse": "training"}, note="a note"
+    "small",
+    "A small figure",
+    make,
+    METHODS,
+    6,
+    {"held_out_nmse": "held-out", "train_nmse": "training"},
+    note="a note",
 )
 
 
@@ -76,7 +83,9 @@ def test_the_step_with_the_lowest_training_loss_is_kept_and_all_are_recorded(res
     decades = {0.1, 0.01, 1e-3, 1e-4, 1e-5}
     assert decades <= set(searched)
     best_decade = min(decades, key=searched.get)
-    assert set(searched) - decades == {s for s in METHODS[1].steps if s not in decades and 0.1 < s / best_decade < 10}
+    assert set(searched) - decades == {
+        s for s in METHODS[1].steps if s not in decades and 0.1 < s / best_decade < 10
+    }
     assert "RNGD" not in result.searched
     assert "RCG" not in result.searched
 
@@ -98,7 +107,9 @@ def test_seeds_differ_and_a_seed_repeats(result, tmp_path):
 
 def test_the_table_has_the_plain_statistics(result):
     ends = torch.tensor([run.last("train_nmse") for run in result.runs["RCG"]], dtype=torch.float64)
-    assert result.final("RCG", "train_nmse") == pytest.approx((float(ends.mean()), float(ends.std())))
+    assert result.final("RCG", "train_nmse") == pytest.approx(
+        (float(ends.mean()), float(ends.std()))
+    )
 
 
 def test_a_recorded_run_is_read_and_not_made_again(tmp_path, monkeypatch, result):
@@ -150,7 +161,10 @@ def figure_of(**ends: list[float]) -> FigureResult:
     plan = dataclasses.replace(PLAN, methods=methods, metrics={"error": "error", "other": "other"})
     counts = {"iteration": 1, "seconds": 0.1, "paper_grads": 1, "true_grads": 1.0, "other": 1.0}
     runs = {
-        label: [Run(label, None, seed, "max_iter", [counts | {"loss": v, "error": v}]) for seed, v in enumerate(values)]
+        label: [
+            Run(label, None, seed, "max_iter", [counts | {"loss": v, "error": v}])
+            for seed, v in enumerate(values)
+        ]
         for label, values in ends.items()
     }
     return FigureResult(plan, tuple(range(len(ends["RNGD"]))), {"RSGD": runs["RSGD"]}, runs)
@@ -174,7 +188,10 @@ def test_a_single_seed_and_an_error_that_was_not_measured_have_no_deviation():
 
 def test_the_band_keeps_the_last_value_of_a_run_that_ended_early():
     rows = [{"x": float(i), "y": 10.0 - i} for i in range(4)]
-    runs = [Run("A", None, 0, "max_iter", rows), Run("A", None, 1, "converged", [{"x": 0.5, "y": 4.0}])]
+    runs = [
+        Run("A", None, 0, "max_iter", rows),
+        Run("A", None, 1, "converged", [{"x": 0.5, "y": 4.0}]),
+    ]
     x, median, least, greatest = band(runs, "x", "y")
     assert x == [0.25, 1.0, 2.0, 3.0]
     assert median == [7.0, 6.5, 6.0, 5.5]

@@ -16,8 +16,16 @@ HOSTILE = "</script><script>alert(1)</script> & <b>'\"\u2028"
 
 def section(**changed) -> Section:
     table = Table("numbers", ["name", "value"], [["a", 1.5], ["b", float("nan")], [HOSTILE, None]])
-    given = {"name": "one", "title": "A title", "claim": HOSTILE, "verdict": "holds partly", "why": ["a reason"],
-             "settings": {"seeds": 5}, "command": "fisherfold reproduce one", "tables": [table, table]}  # fmt: skip
+    given = {
+        "name": "one",
+        "title": "A title",
+        "claim": HOSTILE,
+        "verdict": "holds partly",
+        "why": ["a reason"],
+        "settings": {"seeds": 5},
+        "command": "fisherfold reproduce one",
+        "tables": [table, table],
+    }
     return Section(**{**given, **changed})
 
 
@@ -27,7 +35,9 @@ def file(tmp_path_factory):
     figure = Figure(figsize=(4, 3))
     figure.subplots().plot([1, 2], [3, 4])
     (folder / "one.png").write_bytes(png(figure))
-    return write_page([section(picture="one.png"), section(name="two", verdict="not run")], folder, ["a rule"])
+    return write_page(
+        [section(picture="one.png"), section(name="two", verdict="not run")], folder, ["a rule"]
+    )
 
 
 def test_text_is_escaped_and_the_page_asks_nobody(file):

@@ -29,9 +29,12 @@ def folder(tmp_path, monkeypatch):
     g = np.random.default_rng(0)
     splits = {"train_idx": np.zeros((10, 2), np.uint16), "train_fold": np.ones((10, 2), np.uint8)}
     np.savez(
-        tmp_path / "school.npz", x=g.integers(0, 3, (96, 28)).astype(np.uint8),
-        y=g.integers(1, 70, 96).astype(np.uint8), task_start=np.arange(0, 96, 12, dtype=np.int32), **splits,
-    )  # fmt: skip
+        tmp_path / "school.npz",
+        x=g.integers(0, 3, (96, 28)).astype(np.uint8),
+        y=g.integers(1, 70, 96).astype(np.uint8),
+        task_start=np.arange(0, 96, 12, dtype=np.int32),
+        **splits,
+    )
     monkeypatch.setenv("FISHERFOLD_DATA", str(tmp_path))
     # nine panels take longer than the runs; they are looked at in test_figures.py
     monkeypatch.setattr(figures, "draw", lambda _: Figure(figsize=(1, 1)))
@@ -40,7 +43,10 @@ def folder(tmp_path, monkeypatch):
 
 def curves(options: Options) -> list:
     """The runs of the School figure without their times."""
-    runs = [json.loads(file.read_bytes()) for file in sorted((options.folder / "school" / "runs").iterdir())]
+    runs = [
+        json.loads(file.read_bytes())
+        for file in sorted((options.folder / "school" / "runs").iterdir())
+    ]
     for run in runs:
         for row in run["run"]["rows"]:
             del row["seconds"]
@@ -73,30 +79,43 @@ def test_an_interrupted_figure_goes_on_where_it_stopped(folder, tmp_path, monkey
     assert reproduce.sections(options)[2].verdict == "not run"
     monkeypatch.setattr(figures, "minimize", lambda *a, **k: made.append(k) or real(*a, **k))
     reproduce.reproduce_figure("school", options)
-    assert len(made) == len(list((options.folder / "school" / "runs").iterdir())), "the first four were not made again"
+    assert len(made) == len(list((options.folder / "school" / "runs").iterdir())), (
+        "the first four were not made again"
+    )
 
 
 def test_sections_say_what_was_run_and_what_was_not(folder, tmp_path):
     options = Options(quick=True, seeds=1, output=tmp_path / "out")
     reproduce.mark_missing("sarcos", "there is no file <here>", options)
     reproduce.reproduce_figure("school", options)
-    reproduce.mark_missing("school", "gone", options)  # results are not forgotten when the data are gone
+    reproduce.mark_missing(
+        "school", "gone", options
+    )  # results are not forgotten when the data are gone
     found = {section.name: section for section in reproduce.sections(options)}
     assert list(found)[:5] == ["jester", "movielens", "school", "sarcos", "cifar"]
     assert found["school"].verdict in {"holds", "holds partly", "does not hold"}
-    assert (found["sarcos"].verdict, found["sarcos"].why) == ("data not found", ["there is no file <here>"])
+    assert (found["sarcos"].verdict, found["sarcos"].why) == (
+        "data not found",
+        ["there is no file <here>"],
+    )
     assert found["cifar"].verdict == found["theory-rates"].verdict == "not run"
     page = reproduce.refresh_page(options)
     assert "there is no file &lt;here&gt;" in page.read_text(encoding="utf-8")
     first = page.read_bytes()
     reproduce.reproduce_figure("school", options)
-    assert reproduce.refresh_page(options).read_bytes() == first, "the same when nothing is run again"
+    assert reproduce.refresh_page(options).read_bytes() == first, (
+        "the same when nothing is run again"
+    )
     whole = Options(seeds=1, output=options.output)
-    assert reproduce.sections(whole)[2].verdict == "not run", "a sketch never takes the place of the whole experiment"
+    assert reproduce.sections(whole)[2].verdict == "not run", (
+        "a sketch never takes the place of the whole experiment"
+    )
 
 
 def test_runs_of_other_data_are_not_read_for_these(folder, tmp_path):
-    options, fresh = (Options(quick=True, seeds=1, output=tmp_path / name) for name in ("out", "fresh"))
+    options, fresh = (
+        Options(quick=True, seeds=1, output=tmp_path / name) for name in ("out", "fresh")
+    )
     first = reproduce.reproduce_figure("school", options)
     arrays = dict(np.load(folder / "school.npz"))
     np.savez(folder / "school.npz", **arrays | {"y": arrays["y"][::-1]})
@@ -128,7 +147,9 @@ def test_a_part_of_the_theory_leaves_its_files_and_is_read_again(tmp_path, monke
     assert file.with_suffix(".csv").read_text().count("\n") == 5
     assert {row[3] for row in found[0].tables[0].rows} == {"holds", "fails"}
     monkeypatch.setattr(reproduce, "PARTS", {})
-    assert reproduce.reproduce_theory(options, ("invariance",)) == found, "nothing was measured again"
+    assert reproduce.reproduce_theory(options, ("invariance",)) == found, (
+        "nothing was measured again"
+    )
     with pytest.raises(KeyError):
         reproduce.reproduce_theory(Options(quick=True, seeds=2, output=tmp_path), ("invariance",))
 
@@ -176,9 +197,12 @@ def test_an_interrupt_leaves_no_half_written_file_and_says_how_to_go_on(folder, 
     output = tmp_path / "out"
     words = ["reproduce", "school", "--seeds", "400", "--jobs", "2", "--output", str(output)]
     process = subprocess.Popen(
-        [sys.executable, "-c", TAKES_INTERRUPTS, *words], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", TAKES_INTERRUPTS, *words],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
         start_new_session=True,
-    )  # fmt: skip
+    )
     runs = output / "school" / "runs"
     try:
         while process.poll() is None and not (runs.is_dir() and any(runs.glob("[!.]*.json"))):

@@ -14,7 +14,9 @@ from fisherfold.reproduce.figures import run_figure
 from fisherfold.reproduce.verdicts import compare
 from fisherfold.solvers import minimize
 
-needs_data = pytest.mark.skipif(not os.environ.get("FISHERFOLD_DATA"), reason="FISHERFOLD_DATA is not set")
+needs_data = pytest.mark.skipif(
+    not os.environ.get("FISHERFOLD_DATA"), reason="FISHERFOLD_DATA is not set"
+)
 
 
 def test_every_task_is_split_80_to_20():
@@ -78,7 +80,9 @@ def test_a_school_run_improves_the_training_error_and_not_the_held_out_one():
     plan = subspace.school()
     problem, x0 = plan.make(0)
     method = plan.methods[0]
-    result = minimize(problem, x0, method.method, max_iter=12, step=method.steps[0], **method.options)
+    result = minimize(
+        problem, x0, method.method, max_iter=12, step=method.steps[0], **method.options
+    )
     assert result.trace["train_nmse"][-1] < 0.9 * result.trace["train_nmse"][0]
     # the plain problem does not generalise: worse than predicting each school's mean
     assert result.trace["held_out_nmse"][-1] > 0.9

@@ -52,7 +52,9 @@ def test_the_model_of_the_loss_does_need_a_second_order_retraction(method, power
 def test_the_printed_hessian_is_off_by_the_hessian_itself():
     problem, theta = divergence.make_problem(Stiefel(5, 2), Gaussian(), seed=0)
     d = problem.manifold.random_tangent(theta, generator=torch.Generator())
-    true, printed = (divergence.riemannian_hessian(problem, theta, d, as_printed=flag) for flag in (False, True))
+    true, printed = (
+        divergence.riemannian_hessian(problem, theta, d, as_printed=flag) for flag in (False, True)
+    )
 
     # grad Ψ differentiated along the curve and projected is Hess Ψ: the printed formula subtracts it from P∇²Ψ
     t = 1e-5
@@ -73,9 +75,13 @@ def test_the_natural_direction_is_the_steepest_one():
     natural = scene.natural_direction()
     generator = torch.Generator().manual_seed(0)
     radius = 0.003
-    draws = torch.cat([natural[None], torch.randn(300, len(natural), generator=generator, dtype=torch.float64)])
+    draws = torch.cat(
+        [natural[None], torch.randn(300, len(natural), generator=generator, dtype=torch.float64)]
+    )
     candidates = scene.stretched(draws, radius)
-    assert torch.allclose(scene.divergence(candidates), torch.tensor(radius**2 / 2, dtype=torch.float64), rtol=1e-9)
+    assert torch.allclose(
+        scene.divergence(candidates), torch.tensor(radius**2 / 2, dtype=torch.float64), rtol=1e-9
+    )
     falls = -scene.loss(candidates)
     assert int(falls.argmax()) == 0
     start = 0.5 * torch.randn(len(natural), generator=generator, dtype=torch.float64)
@@ -85,7 +91,9 @@ def test_the_natural_direction_is_the_steepest_one():
 
 def test_growing_batches_converge_and_fixed_ones_stop_at_a_floor():
     problem, start = global_convergence.make_problem(800, seed=0)
-    grow = global_convergence.run(problem, start, "growing", 0, 50, batch_size=global_convergence.growing(800, 50))
+    grow = global_convergence.run(
+        problem, start, "growing", 0, 50, batch_size=global_convergence.growing(800, 50)
+    )
     assert grow["final_gradient_norm"] < 1e-9
     floors = []
     for size in (20, 160):
@@ -111,12 +119,19 @@ def test_algorithm_1_converges_with_the_eta2_of_the_theorem_and_the_verdict_can_
     problem, start = global_convergence.make_problem(400, seed=1)
     kappa, eta2 = global_convergence.least_eta2(problem, start)
     assert eta2 > 4 * kappa  # 16 κ_ef/(1 - η₁) is what decides, not κ_fim
-    batches = {"all samples": None, "growing batch": global_convergence.growing(400, 250), "fixed": 40}
+    batches = {
+        "all samples": None,
+        "growing batch": global_convergence.growing(400, 250),
+        "fixed": 40,
+    }
     runs = {
         name: global_convergence.run(problem, start, name, 0, 250, eta2=eta2, batch_size=size)
         for name, size in batches.items()
     }
-    assert global_convergence._theorem_finding([runs["all samples"], runs["growing batch"]]).verdict == "holds"
+    assert (
+        global_convergence._theorem_finding([runs["all samples"], runs["growing batch"]]).verdict
+        == "holds"
+    )
     assert global_convergence._theorem_finding([runs["fixed"]]).verdict == "fails"
 
 
@@ -138,7 +153,9 @@ def wide(activation, *, width=2048, seed=0):
 @pytest.mark.parametrize("step", [0.25, 0.5, 0.75])
 def test_rates_are_within_the_theorem_and_tend_to_one_minus_t(activation, step):
     problem, theta, _ = wide(activation)
-    factors = rates.ratios(rates.residuals(problem, theta, problem.targets, step=step, iterations=12))
+    factors = rates.ratios(
+        rates.residuals(problem, theta, problem.targets, step=step, iterations=12)
+    )
     assert max(factors) <= 1 - step / 2
     assert factors[-1] == pytest.approx(1 - step, abs=0.03)
 
@@ -182,7 +199,10 @@ def test_the_adversary_stays_in_its_ball_and_turns_units_over():
 
 
 def test_the_constants_of_the_lemmas_on_a_tetrahedron():
-    x = torch.tensor([[1, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]], dtype=torch.float64) / 3**0.5
+    x = (
+        torch.tensor([[1, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]], dtype=torch.float64)
+        / 3**0.5
+    )
     # V = I/n, hence φ_i(u) = √n (x_i - (u·x_i) u) with M = n and L = √n
     c = stability.constants(x)
     assert c.m_constant == pytest.approx(3, rel=1e-2)
@@ -195,7 +215,9 @@ def test_the_deterministic_lemma_bounds_what_the_adversary_does():
     for seed in range(3):
         problem, theta = TwoLayer.draw(x, y, 512, generator=torch.Generator().manual_seed(seed))
         for radius in (0.1, 1.0):
-            change = stability.change_norm(problem, stability.adversary(problem, theta, radius), theta)
+            change = stability.change_norm(
+                problem, stability.adversary(problem, theta, radius), theta
+            )
             assert 0 < change <= stability.deterministic_bound(problem, theta, radius, c)
     assert stability.deterministic_bound(problem, theta, 1e9, c) == float("inf")
 
@@ -203,7 +225,9 @@ def test_the_deterministic_lemma_bounds_what_the_adversary_does():
 @pytest.mark.parametrize("dim", [2, 3, 10, 50])
 def test_random_directions_are_nearly_orthogonal_as_often_as_the_beta_law_says(dim):
     generator = torch.Generator().manual_seed(dim)
-    v = torch.nn.functional.normalize(torch.randn(100_000, dim, generator=generator, dtype=torch.float64), dim=1)
+    v = torch.nn.functional.normalize(
+        torch.randn(100_000, dim, generator=generator, dtype=torch.float64), dim=1
+    )
     for gamma in (0.01, 0.1, 0.3):
         exact = stability.exact_probability(dim, gamma)
         seen = float((v[:, 0].abs() <= gamma).double().mean())
@@ -233,7 +257,15 @@ def test_without_batch_statistics_hooks_are_exact_and_the_identity_is_gone():
 
 def test_the_verdicts_of_the_fifth_part():
     verdicts = {f.name: f.verdict for f in invariance.part(Settings(seeds=2)).findings}
-    assert list(verdicts.values()) == ["holds", "fails", "holds", "fails", "fails", "fails", "holds"]
+    assert list(verdicts.values()) == [
+        "holds",
+        "fails",
+        "holds",
+        "fails",
+        "fails",
+        "fails",
+        "holds",
+    ]
 
 
 @pytest.mark.slow

@@ -20,10 +20,16 @@ PAIRS = [("relu", Gaussian()), ("tanh", Gaussian(0.5)), ("tanh", Poisson()), ("r
 def network(activation="relu", likelihood=None, *, seed=0, width=WIDTH):
     g = torch.Generator().manual_seed(seed)
     # a mean and a covariance that are not trivial
-    x = torch.randn(N, DIM, generator=g, dtype=torch.float64) @ torch.randn(DIM, DIM, generator=g).double() + 1
+    x = (
+        torch.randn(N, DIM, generator=g, dtype=torch.float64)
+        @ torch.randn(DIM, DIM, generator=g).double()
+        + 1
+    )
     likelihood = likelihood or Gaussian()
     y = likelihood.sample(torch.zeros(N, dtype=torch.float64), generator=g)
-    problem, theta = TwoLayer.draw(x, y, width, activation=activation, likelihood=likelihood, generator=g)
+    problem, theta = TwoLayer.draw(
+        x, y, width, activation=activation, likelihood=likelihood, generator=g
+    )
     mean, covariance, phi = x.mean(dim=0), torch.cov(x.T, correction=0), ACTIVATIONS[activation][0]
 
     def model(inputs, weights):
@@ -63,7 +69,10 @@ def test_the_fisher_information_is_the_dense_one(activation, likelihood):
 def test_the_sample_space_solve_is_the_dense_solve(activation, likelihood, damping):
     problem, theta, reference = network(activation, likelihood)
     operator, exact = problem.fisher(theta), reference.fisher(theta)
-    for g in (problem.gradient(theta), problem.manifold.random_tangent(theta, generator=torch.Generator())):
+    for g in (
+        problem.gradient(theta),
+        problem.manifold.random_tangent(theta, generator=torch.Generator()),
+    ):
         ours = operator.solve(g, damping, method="structured")
         if damping == 0:
             assert close(ours, exact.solve(g, 0.0, method="pinv"), 1e-8)
@@ -95,7 +104,9 @@ def test_gram_matrices_do_not_depend_on_the_blocks(entries, monkeypatch):
     monkeypatch.setattr(twolayer, "_BLOCK_ENTRIES", entries)
     jacobian = problem.jacobian(theta).flatten(1)
     assert close(problem.gram(theta), jacobian @ jacobian.T)
-    other = problem.manifold.retract(theta, 0.1 * problem.manifold.random_tangent(theta, generator=torch.Generator()))
+    other = problem.manifold.retract(
+        theta, 0.1 * problem.manifold.random_tangent(theta, generator=torch.Generator())
+    )
     change = jacobian - problem.jacobian(other).flatten(1)
     assert close(problem.gram(theta, other), change @ change.T)
 
@@ -103,7 +114,10 @@ def test_gram_matrices_do_not_depend_on_the_blocks(entries, monkeypatch):
 def test_products_are_adjoint_to_each_other():
     problem, theta, _ = network()
     g = torch.Generator().manual_seed(3)
-    v, w = problem.manifold.random_tangent(theta, generator=g), torch.randn(N, generator=g, dtype=torch.float64)
+    v, w = (
+        problem.manifold.random_tangent(theta, generator=g),
+        torch.randn(N, generator=g, dtype=torch.float64),
+    )
     left, right = problem.push_forward(theta, v) @ w, (problem.pull_back(theta, w) * v).sum()
     assert float((left - right).abs()) < 1e-13
 
@@ -135,7 +149,9 @@ def test_draws_are_those_of_the_paper():
     assert set(problem.signs.tolist()) == {-1.0, 1.0}
     assert abs(float(problem.signs.mean())) < 0.03
     # on the sphere of R^3 every coordinate is uniform on [-1, 1] (Archimedes)
-    assert torch.allclose(theta.abs().mean(dim=0), torch.full((3,), 0.5, dtype=torch.float64), atol=0.01)
+    assert torch.allclose(
+        theta.abs().mean(dim=0), torch.full((3,), 0.5, dtype=torch.float64), atol=0.01
+    )
 
 
 def test_batches_are_rejected():
@@ -151,4 +167,6 @@ def test_a_quadratic_activation_has_a_singular_jacobian(monkeypatch):
     gram = problem.gram(theta)
     assert float((gram @ torch.ones(N, dtype=torch.float64)).norm()) < 1e-12 * float(gram.norm())
     relu, theta, _ = network("relu", width=200)
-    assert float(torch.linalg.eigvalsh(relu.gram(theta))[0]) > 1e-4 * float(torch.linalg.eigvalsh(relu.gram(theta))[-1])
+    assert float(torch.linalg.eigvalsh(relu.gram(theta))[0]) > 1e-4 * float(
+        torch.linalg.eigvalsh(relu.gram(theta))[-1]
+    )

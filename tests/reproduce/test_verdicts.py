@@ -14,21 +14,35 @@ from fisherfold.reproduce.verdicts import Comparison, compare, cost_of, judge, t
 LABELS = ("RNGD", "RSGD", "RCG", "ours")
 
 
-def result(curves: dict[str, list[list[float]]], name: str = "school", true: dict[str, int] | None = None):
+def result(
+    curves: dict[str, list[list[float]]], name: str = "school", true: dict[str, int] | None = None
+):
     """A figure whose only error follows the given curves, a list per seed."""
     methods = tuple(MethodPlan(label, "rcg", 1, paper=label != "ours") for label in curves)
     plan = FigurePlan(name, "A figure", lambda seed: None, methods, 4, {"error": "the error"})
     rate = true or {}
     runs = {
         label: [
-            Run(label, None, seed, "max_iter", [
-                {"error": v, "loss": v, "seconds": 0.1 * k, "paper_grads": k, "true_grads": rate.get(label, 1) * k}
-                for k, v in enumerate(curve)
-            ])
+            Run(
+                label,
+                None,
+                seed,
+                "max_iter",
+                [
+                    {
+                        "error": v,
+                        "loss": v,
+                        "seconds": 0.1 * k,
+                        "paper_grads": k,
+                        "true_grads": rate.get(label, 1) * k,
+                    }
+                    for k, v in enumerate(curve)
+                ],
+            )
             for seed, curve in enumerate(seeds)
         ]
         for label, seeds in curves.items()
-    }  # fmt: skip
+    }
     return FigureResult(plan, tuple(range(len(next(iter(curves.values()))))), {}, runs)
 
 
@@ -61,13 +75,21 @@ def test_fastest_is_the_first_to_come_within_five_percent_of_the_lowest():
     curves = {"RNGD": [[9, 1.04, 1.03, 1.02]], "RSGD": [[9, 5, 1.04, 1.0]]}
     found = compare(result(curves), "error", "fastest")
     assert (found.own, found.other, found.outcome) == ([1.0], [2.0], "ahead")
-    slow = compare(result({"RNGD": [[9, 8, 7, 6]], "RSGD": [[9, 5, 1.04, 1.0]]}), "error", "fastest")
+    slow = compare(
+        result({"RNGD": [[9, 8, 7, 6]], "RSGD": [[9, 5, 1.04, 1.0]]}), "error", "fastest"
+    )
     assert (slow.own, slow.outcome) == ([math.inf], "behind")
     assert "median never, best other: 2 #grad/N): behind" in slow.sentence("the error", "RNGD")
 
 
 def test_a_level_that_is_never_reached_costs_infinitely_much():
-    run = Run("RCG", None, 0, "max_iter", [{"error": math.nan, "paper_grads": 0}, {"error": 2.0, "paper_grads": 1}])
+    run = Run(
+        "RCG",
+        None,
+        0,
+        "max_iter",
+        [{"error": math.nan, "paper_grads": 0}, {"error": 2.0, "paper_grads": 1}],
+    )
     assert cost_of(run, "error", 2.0) == 1
     assert cost_of(run, "error", 1.9) == math.inf
 
@@ -129,11 +151,18 @@ def test_a_figure_section_has_the_verdict_the_curves_and_the_numbers():
 
 @pytest.mark.parametrize(
     ("seen", "verdict"),
-    [(("holds", "fails"), "holds partly"), (("holds",), "holds"), (("fails",), "does not hold"),
-     (("partly",), "holds partly"), (("holds", "partly"), "holds partly")],
-)  # fmt: skip
+    [
+        (("holds", "fails"), "holds partly"),
+        (("holds",), "holds"),
+        (("fails",), "does not hold"),
+        (("partly",), "holds partly"),
+        (("holds", "partly"), "holds partly"),
+    ],
+)
 def test_the_verdict_of_a_part_of_the_theory(seen, verdict):
     findings = [Finding(f"statement {i}", 0.0, 0.25, each, "") for i, each in enumerate(seen)]
     section = theory_section(Part("metric", "T", "S", findings, [], None), {})
     assert section.verdict == verdict
-    assert (f"Does not hold: statement {len(seen) - 1} (measured 0.25)." in section.why) == ("fails" in seen)
+    assert (f"Does not hold: statement {len(seen) - 1} (measured 0.25)." in section.why) == (
+        "fails" in seen
+    )

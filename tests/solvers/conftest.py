@@ -52,16 +52,22 @@ def sphere(dtype=torch.float64):
     x = data(40, 5, dtype=dtype)
     problem = NLLProblem(Sphere(5), lambda x, w: (x @ w)[:, None] * w, Gaussian(), x, x)
     values = torch.linalg.eigvalsh(x.double().T @ x.double() / 40)
-    return Task(problem, Sphere(5).random_point(generator=torch.Generator().manual_seed(3), dtype=dtype),
-                0.5 * float(values[:-1].sum()))  # fmt: skip
+    return Task(
+        problem,
+        Sphere(5).random_point(generator=torch.Generator().manual_seed(3), dtype=dtype),
+        0.5 * float(values[:-1].sum()),
+    )
 
 
 def grassmann(dtype=torch.float64):
     x = data(40, 6, dtype=dtype)
     problem = NLLProblem(Grassmann(6, 2), lambda x, u: x @ u @ u.T, Gaussian(), x, x)
     values = torch.linalg.eigvalsh(x.double().T @ x.double() / 40)
-    return Task(problem, Grassmann(6, 2).random_point(generator=torch.Generator().manual_seed(3), dtype=dtype),
-                0.5 * float(values[:-2].sum()))  # fmt: skip
+    return Task(
+        problem,
+        Grassmann(6, 2).random_point(generator=torch.Generator().manual_seed(3), dtype=dtype),
+        0.5 * float(values[:-2].sum()),
+    )
 
 
 def completion(dtype=torch.float64):
@@ -75,7 +81,9 @@ def completion(dtype=torch.float64):
         gram = torch.einsum("jp,nj,jq->npq", u, seen, u) + 1e-6 * torch.eye(2, dtype=u.dtype)
         return seen * (torch.linalg.solve(gram, observed @ u) @ u.T)
 
-    problem = NLLProblem(Grassmann(8, 2), model, Gaussian(), torch.stack([mask, mask * table], 1), mask * table)
+    problem = NLLProblem(
+        Grassmann(8, 2), model, Gaussian(), torch.stack([mask, mask * table], 1), mask * table
+    )
     return Task(problem, Grassmann(8, 2).random_point(generator=g, dtype=dtype), 0.0)
 
 
@@ -87,7 +95,9 @@ def network(dtype=torch.float64):
         module[0].weight.copy_(nn.functional.normalize(module[0].weight, dim=1))
     x = data(40, 4, dtype=dtype)
     y = (x @ data(4, 3, seed=6, dtype=dtype) + 0.5 * data(40, 3, seed=7, dtype=dtype)).argmax(1)
-    problem, start = NLLProblem.from_module(module, Categorical(), x, y, manifolds={"0.weight": Oblique(3, 4)})
+    problem, start = NLLProblem.from_module(
+        module, Categorical(), x, y, manifolds={"0.weight": Oblique(3, 4)}
+    )
     return Task(problem, start, float("nan"))
 
 

@@ -21,18 +21,24 @@ def normal(*shape, seed=0):
 def test_in_euclidean_space_it_is_the_textbook_matrix():
     x = normal(200, 3)
     y = x.sum(1) + 0.5 * normal(200, seed=1)
-    result = minimize(NLLProblem(Euclidean(3), lambda x, t: x @ t, Gaussian(), x, y), torch.zeros(3).double())
+    result = minimize(
+        NLLProblem(Euclidean(3), lambda x, t: x @ t, Gaussian(), x, y), torch.zeros(3).double()
+    )
     dispersion = float((y - x @ result.x).square().sum()) / 197
     expected = dispersion * torch.linalg.inv(x.T @ x)
     torch.testing.assert_close(result.covariance(lambda t: t, dispersion=dispersion), expected)
     low, high = result.covariance(dispersion=dispersion).interval(lambda t: t, 0.95)
-    torch.testing.assert_close((high - low) / 2, 1.959964 * expected.diagonal().sqrt(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        (high - low) / 2, 1.959964 * expected.diagonal().sqrt(), rtol=1e-6, atol=0
+    )
 
 
 def test_the_sandwich_is_whites():
     x = normal(300, 2)
     y = x.sum(1) + x[:, 0].abs() * normal(300, seed=1)
-    result = minimize(NLLProblem(Euclidean(2), lambda x, t: x @ t, Gaussian(), x, y), torch.zeros(2).double())
+    result = minimize(
+        NLLProblem(Euclidean(2), lambda x, t: x @ t, Gaussian(), x, y), torch.zeros(2).double()
+    )
     r = y - x @ result.x
     bread = torch.linalg.inv(x.T @ x)
     expected = bread @ (x.T * r.square()) @ x @ bread
@@ -43,7 +49,9 @@ def test_weights_count_as_samples():
     x = normal(50, 2)
     y = torch.poisson((x @ torch.ones(2).double()).exp(), generator=generator(1))
     one = NLLProblem(Euclidean(2), lambda x, t: x @ t, Poisson(), x.repeat(3, 1), y.repeat(3))
-    three = NLLProblem(Euclidean(2), lambda x, t: x @ t, Poisson(), x, y, weights=torch.full((50,), 3.0))
+    three = NLLProblem(
+        Euclidean(2), lambda x, t: x @ t, Poisson(), x, y, weights=torch.full((50,), 3.0)
+    )
     found = [minimize(p, torch.zeros(2).double()).covariance(lambda t: t) for p in (one, three)]
     torch.testing.assert_close(*found, rtol=1e-6, atol=1e-12)
 
@@ -62,13 +70,17 @@ def test_functions_of_the_estimate_do_not_depend_on_the_metric_of_the_manifold(m
     s = torch.cov(y.T, correction=0)
     found = result.covariance(lambda t: sigma(t).reshape(-1))
     # Wishart: Cov(S_ij, S_kl) = (S_ik S_jl + S_il S_jk)/n
-    expected = (torch.einsum("ik,jl->ijkl", s, s) + torch.einsum("il,jk->ijkl", s, s)).reshape(4, 4) / 80
+    expected = (torch.einsum("ik,jl->ijkl", s, s) + torch.einsum("il,jk->ijkl", s, s)).reshape(
+        4, 4
+    ) / 80
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-8)
 
 
 def test_what_is_not_identified_is_named():
     y = normal(80, 3) @ normal(3, 3, seed=1)
-    result = minimize(GaussianModel(Euclidean(3, 3), lambda t: (y.mean(0), t @ t.mT), y), torch.eye(3).double())
+    result = minimize(
+        GaussianModel(Euclidean(3, 3), lambda t: (y.mean(0), t @ t.mT), y), torch.eye(3).double()
+    )
     with pytest.raises(ValueError, match="f is not identified: it changes along 3 directions"):
         result.covariance(lambda t: t[0, 0])
 
@@ -81,7 +93,11 @@ def test_intervals_of_functions_of_a_subspace_cover():
         x = normal(150, 4, seed=seed)
         y = x @ truth @ truth.T + normal(150, 4, seed=1000 + seed)
         problem = NLLProblem(Grassmann(4, 1), lambda x, u: x @ u @ u.mT, Gaussian(), x, y)
-        low, high = minimize(problem, truth).covariance().interval(lambda u: (u @ u.mT)[[0, 0, 1], [1, 2, 3]], 0.9)
+        low, high = (
+            minimize(problem, truth)
+            .covariance()
+            .interval(lambda u: (u @ u.mT)[[0, 0, 1], [1, 2, 3]], 0.9)
+        )
         value = (truth @ truth.T)[[0, 0, 1], [1, 2, 3]]
         hits.append(((low <= value) & (value <= high)).double())
     assert 0.8 < float(torch.stack(hits)[:, :2].mean()) < 0.98
@@ -91,7 +107,9 @@ def test_regions_follow_the_manifold_and_hold_the_truth():
     truth, hits = Sphere(3).random_point(generator=generator(1)), []
     for seed in range(60):
         y = VonMisesFisher(3).sample(10 * truth.expand(40, 3), generator=generator(seed))
-        problem = NLLProblem(Sphere(3), lambda x, m: 10 * m.expand(len(x), 3), VonMisesFisher(3), y[:, :1], y)
+        problem = NLLProblem(
+            Sphere(3), lambda x, m: 10 * m.expand(len(x), 3), VonMisesFisher(3), y[:, :1], y
+        )
         region = minimize(problem, truth).covariance()
         hits.append(region.contains(truth, 0.9))
     assert 0.8 < np.mean(hits) < 0.99
@@ -104,7 +122,10 @@ def test_regions_follow_the_manifold_and_hold_the_truth():
 def test_products_and_what_a_result_does_not_know():
     x = normal(300, 3)
     space = Product({"direction": Sphere(3), "slope": Euclidean(1)})
-    truth = {"direction": Sphere(3).random_point(generator=generator(2)), "slope": torch.tensor([2.0]).double()}
+    truth = {
+        "direction": Sphere(3).random_point(generator=generator(2)),
+        "slope": torch.tensor([2.0]).double(),
+    }
 
     def model(x, t):
         return t["slope"] * (x @ t["direction"])
@@ -112,10 +133,15 @@ def test_products_and_what_a_result_does_not_know():
     y = torch.bernoulli(torch.sigmoid(model(x, truth)), generator=generator(3))
     result = minimize(NLLProblem(space, model, Bernoulli(), x, y), truth)
     covariance = result.covariance()
-    plain = minimize(NLLProblem(Euclidean(3), lambda x, t: x @ t, Bernoulli(), x, y), torch.zeros(3).double())
+    plain = minimize(
+        NLLProblem(Euclidean(3), lambda x, t: x @ t, Bernoulli(), x, y), torch.zeros(3).double()
+    )
     # the same model in other coordinates
     torch.testing.assert_close(
-        covariance.of(lambda t: t["slope"] * t["direction"])[1], plain.covariance(lambda t: t), rtol=1e-5, atol=1e-9
+        covariance.of(lambda t: t["slope"] * t["direction"])[1],
+        plain.covariance(lambda t: t),
+        rtol=1e-5,
+        atol=1e-9,
     )
     whole = result.covariance(lambda t: t)  # a point itself: its entries, factor after factor
     assert whole.shape == (4, 4)
@@ -129,8 +155,12 @@ def test_products_and_what_a_result_does_not_know():
 def test_an_estimate_that_is_no_minimum_has_no_covariance():
     """A Rayleigh quotient at its middle eigenvector, a saddle."""
     a = torch.diag(torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64))
-    saddle = minimize(LossProblem(Sphere(3), lambda w: w @ a @ w), torch.eye(3).double()[1], method="trust-region")
-    with pytest.raises(ValueError, match=r"negative eigenvalue -2.00e\+00 .* no minimum of the loss"):
+    saddle = minimize(
+        LossProblem(Sphere(3), lambda w: w @ a @ w), torch.eye(3).double()[1], method="trust-region"
+    )
+    with pytest.raises(
+        ValueError, match=r"negative eigenvalue -2.00e\+00 .* no minimum of the loss"
+    ):
         saddle.covariance()
 
 
@@ -140,14 +170,23 @@ def test_a_run_that_ends_early_warns(robust, recwarn):
     x = normal(300, 2)
     y = x.sum(1) + normal(300, seed=1)
     if robust:
-        problem = LossProblem(Euclidean(2), lambda data, t: 50 * (data[0] @ t - data[1]).square(), (x, y))
+        problem = LossProblem(
+            Euclidean(2), lambda data, t: 50 * (data[0] @ t - data[1]).square(), (x, y)
+        )
     else:
         problem = NLLProblem(Euclidean(2), lambda x, t: x @ t, Gaussian(), x, y)
     best = minimize(problem, torch.zeros(2).double(), "trust-region")
     error = best.covariance(lambda t: t[0], robust=robust).sqrt()
     assert not recwarn.list
-    early = minimize(problem, best.x + torch.cat([3 * error.reshape(1), torch.zeros(1)]), "trust-region", max_iter=0)
-    with pytest.warns(RuntimeWarning, match=r"next step would be (2\.[5-9]|3)\S* standard errors long"):
+    early = minimize(
+        problem,
+        best.x + torch.cat([3 * error.reshape(1), torch.zeros(1)]),
+        "trust-region",
+        max_iter=0,
+    )
+    with pytest.warns(
+        RuntimeWarning, match=r"next step would be (2\.[5-9]|3)\S* standard errors long"
+    ):
         early.covariance(robust=robust)
 
 
@@ -162,7 +201,9 @@ def test_curvature_along_an_invariance_is_not_taken_for_a_saddle(method):
         return 100 * (torch.logdet(sigma) + torch.linalg.solve(sigma, s).trace())
 
     for seed in range(5):
-        result = minimize(LossProblem(Euclidean(4, 2), loss), normal(4, 2, seed=seed), method=method, max_iter=500)
+        result = minimize(
+            LossProblem(Euclidean(4, 2), loss), normal(4, 2, seed=seed), method=method, max_iter=500
+        )
         assert result.success
         assert bool((result.covariance(lambda t: (t @ t.mT).diagonal()).diagonal() > 0).all())
 
@@ -177,6 +218,9 @@ def test_curvature_along_an_invariance_is_not_taken_for_a_saddle(method):
 )
 def test_the_dispersion_is_positive_and_not_for_the_sandwich(options, words):
     x = normal(50, 2)
-    result = minimize(NLLProblem(Euclidean(2), lambda x, t: x @ t, Gaussian(), x, x[:, 0]), torch.zeros(2).double())
+    result = minimize(
+        NLLProblem(Euclidean(2), lambda x, t: x @ t, Gaussian(), x, x[:, 0]),
+        torch.zeros(2).double(),
+    )
     with pytest.raises(ValueError, match=words):
         result.covariance(**options)

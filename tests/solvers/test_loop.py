@@ -48,7 +48,10 @@ def test_each_criterion_states_its_reason(task):
     assert (result.status, result.success) == ("converged", True)
     assert "the loss 0.3" in result.message or "is at most" in result.message
     result = run(MaxSamples(130))
-    assert (result.status, result.message) == ("stopped", "160 sample gradients are spent, 130 were allowed")
+    assert (result.status, result.message) == (
+        "stopped",
+        "160 sample gradients are spent, 130 were allowed",
+    )
     assert not result.success
     result = run(MaxSeconds(0.0))
     assert result.status == "stopped"
@@ -68,7 +71,9 @@ def test_the_default_finds_the_solution_in_all_units_of_the_loss(unit, noise):
     truth, x0 = (Sphere(5).random_point(generator=g) for _ in range(2))
     y = torch.tanh(2 * x @ truth) + noise * e[:, 0]
     root = unit**0.5
-    problem = NLLProblem(Sphere(5), lambda x, w: root * torch.tanh(2 * x @ w), Gaussian(), x, root * y)
+    problem = NLLProblem(
+        Sphere(5), lambda x, w: root * torch.tanh(2 * x @ w), Gaussian(), x, root * y
+    )
     exact = minimize(problem, x0, stop=NEVER, max_iter=40).x
     assert float(problem.manifold.dist(x0, exact)) > 0.5
     result = minimize(problem, x0, max_iter=60)
@@ -86,10 +91,15 @@ def test_the_default_finds_the_solution_in_all_units_of_the_loss(unit, noise):
 @pytest.mark.parametrize("unit", [1.0, 1e3, 3e5, 1e8])
 @pytest.mark.parametrize("scale", [1.0, 1e-5])
 @pytest.mark.parametrize("method", ["rngd", "rcg"])
-def test_the_default_finds_the_solution_in_all_units_of_the_parameters(method, unit, scale, dtype, rtol):
+def test_the_default_finds_the_solution_in_all_units_of_the_parameters(
+    method, unit, scale, dtype, rtol
+):
     """Prices in units of money, or inputs in large units, from w = 0: small beside the loss, its gradient is not 0."""
     g = torch.Generator().manual_seed(0)
-    x, noise = scale * torch.randn(50, 3, generator=g, dtype=torch.float64), torch.randn(50, generator=g).double()
+    x, noise = (
+        scale * torch.randn(50, 3, generator=g, dtype=torch.float64),
+        torch.randn(50, generator=g).double(),
+    )
     y = unit * (x @ torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64) / scale + 0.3 * noise)
     exact = torch.linalg.lstsq(x, y[:, None]).solution[:, 0]
     problem = NLLProblem(Euclidean(3), lambda x, w: x @ w, Gaussian(), x.to(dtype), y.to(dtype))
@@ -133,7 +143,10 @@ class Line(Problem):
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
 def test_points_have_no_history():
     """Where a gradient has one, of what else could be trained, each step would be added to it, and be kept."""
-    c, x0 = torch.eye(4, dtype=torch.float64)[0].requires_grad_(), torch.eye(4, dtype=torch.float64)[1]
+    c, x0 = (
+        torch.eye(4, dtype=torch.float64)[0].requires_grad_(),
+        torch.eye(4, dtype=torch.float64)[1],
+    )
 
     class Trained(Line):
         def loss(self, x, batch=None):
@@ -145,9 +158,14 @@ def test_points_have_no_history():
     assert not any(x.requires_grad for x in (result.x, result.last, *steps))
 
 
-@pytest.mark.parametrize("options", [{}, {"fisher": "kronecker"}, {"batch_size": 10}, {"step": 1.0, "damping": 0.1}])
+@pytest.mark.parametrize(
+    "options", [{}, {"fisher": "kronecker"}, {"batch_size": 10}, {"step": 1.0, "damping": 0.1}]
+)
 def test_a_layer_around_the_model_is_not_trained_and_leaves_no_history(options, recwarn):
-    layer, x = torch.nn.Linear(5, 5).double(), torch.randn(30, 5, generator=torch.Generator().manual_seed(0)).double()
+    layer, x = (
+        torch.nn.Linear(5, 5).double(),
+        torch.randn(30, 5, generator=torch.Generator().manual_seed(0)).double(),
+    )
     problem = NLLProblem(Grassmann(5, 2), lambda x, u: layer(x) @ u @ u.mT, Gaussian(), x, x)
     x0 = problem.manifold.random_point(generator=torch.Generator().manual_seed(1))
     result = minimize(problem, x0, max_iter=4, **options)
@@ -176,12 +194,19 @@ def test_a_solution_without_a_loss_is_one_in_whatever_units():
 
 def test_criteria_are_joined(task):
     either = minimize(task.problem, task.x0, stop=GradientNorm(1e-30) | MaxSamples(90))
-    assert (either.status, either.message) == ("stopped", "120 sample gradients are spent, 90 were allowed")
+    assert (either.status, either.message) == (
+        "stopped",
+        "120 sample gradients are spent, 90 were allowed",
+    )
     both = minimize(task.problem, task.x0, stop=GradientNorm(1e-2) & MaxSamples(1000), max_iter=100)
     assert both.status == "converged"
-    assert re.fullmatch(r"the gradient norm .* is at most 1e-02 and 1000 sample gradients are spent.*", both.message)
+    assert re.fullmatch(
+        r"the gradient norm .* is at most 1e-02 and 1000 sample gradients are spent.*", both.message
+    )
     assert both.trace["samples"][-1] >= 1000
-    nested = minimize(task.problem, task.x0, stop=(GradientNorm(1e-30) & MaxSamples(1)) | LossBelow(100.0))
+    nested = minimize(
+        task.problem, task.x0, stop=(GradientNorm(1e-30) & MaxSamples(1)) | LossBelow(100.0)
+    )
     assert (nested.status, nested.iterations) == ("converged", 0)
     # met at once, the one that means success counts, in whichever order they are joined
     for stop in (MaxSamples(1) | LossBelow(100.0), LossBelow(100.0) | MaxSamples(1)):
@@ -217,10 +242,15 @@ def test_rejected_steps_are_no_stagnation():
     """Algorithm 1 may reject many times while σ rises: that is no reason to call it converged."""
     state = State(x=torch.zeros(1), generator=torch.Generator())
     losses = [5.0, 4.0, 3.0]
-    state.trace.rows = [{"loss": loss, "accepted": 1.0} for loss in losses] + [{"loss": 3.0, "accepted": 0.0}] * 10
+    state.trace.rows = [{"loss": loss, "accepted": 1.0} for loss in losses] + [
+        {"loss": 3.0, "accepted": 0.0}
+    ] * 10
     assert Stagnation(1e-3, window=2).reason(state) is None
     state.trace.rows += [{"loss": 3.0, "accepted": 1.0}] * 2
-    assert Stagnation(1e-3, window=2).reason(state) == "the loss fell by only 0.0e+00 over 2 evaluations"
+    assert (
+        Stagnation(1e-3, window=2).reason(state)
+        == "the loss fell by only 0.0e+00 over 2 evaluations"
+    )
     state.trace.rows = [{"loss": math.nan}] * 5 + [{"loss": 1.0}]
     assert Stagnation(window=1).reason(state) is None
 
@@ -251,13 +281,19 @@ def test_the_gradients_of_criteria_are_counted(task):
 def test_a_run_that_ends_on_its_way_through_a_valley_is_told_to_go_on(method, count):
     """Rosenbrock's function: gradients rise and fall on the way, the loss falls in every iteration."""
     problem = LossProblem(Euclidean(2), lambda t: 100 * (t[1] - t[0] ** 2) ** 2 + (1 - t[0]) ** 2)
-    result = minimize(problem, torch.tensor([-1.2, 1.0], dtype=torch.float64), method, max_iter=count)
+    result = minimize(
+        problem, torch.tensor([-1.2, 1.0], dtype=torch.float64), method, max_iter=count
+    )
     assert "the loss still falls: raise max_iter" in result.message
 
 
 def test_max_iter_is_a_status(task):
     result = minimize(task.problem, task.x0, "rgd", max_iter=3)
-    assert (result.status, result.message.split(";")[0], result.iterations) == ("max_iter", "3 iterations are made", 3)
+    assert (result.status, result.message.split(";")[0], result.iterations) == (
+        "max_iter",
+        "3 iterations are made",
+        3,
+    )
     assert repr(result).startswith("Result(max_iter after 3 iterations, value 0.")
     once = minimize(task.problem, task.x0, "rgd", max_iter=1)
     assert once.message.startswith("1 iteration is made; ")
@@ -268,7 +304,10 @@ def test_a_run_that_has_made_more_than_is_asked_for_says_how_many(task, tmp_path
     file = tmp_path / "c"
     minimize(task.problem, task.x0, "rgd", max_iter=3, checkpoint=file)
     fewer = minimize(task.problem, task.x0, "rgd", max_iter=2, checkpoint=file, resume=True)
-    assert (fewer.message.split(";")[0], fewer.iterations) == ("3 iterations are made, max_iter is 2", 3)
+    assert (fewer.message.split(";")[0], fewer.iterations) == (
+        "3 iterations are made, max_iter is 2",
+        3,
+    )
 
 
 # callbacks
@@ -295,11 +334,21 @@ def test_a_callback_sees_every_iteration_and_may_stop(task):
 def test_the_trace_is_a_table(task):
     result = minimize(task.problem, task.x0, max_iter=4, stop=NEVER)
     trace = result.trace
-    assert trace.columns[:6] == ["iteration", "samples", "products", "seconds", "loss", "gradient_norm"]
+    assert trace.columns[:6] == [
+        "iteration",
+        "samples",
+        "products",
+        "seconds",
+        "loss",
+        "gradient_norm",
+    ]
     assert {"rho", "sigma", "accepted"} <= set(trace.columns)
     assert trace["iteration"] == [0, 1, 2, 3, 4]
     assert len(trace) == 5
-    assert all(later >= earlier for earlier, later in zip(trace["seconds"], trace["seconds"][1:], strict=False))
+    assert all(
+        later >= earlier
+        for earlier, later in zip(trace["seconds"], trace["seconds"][1:], strict=False)
+    )
     table, frame = trace.to_polars(), trace.to_pandas()
     assert isinstance(table, polars.DataFrame)
     assert isinstance(frame, pandas.DataFrame)
@@ -319,7 +368,9 @@ def test_metrics_of_the_problem_are_recorded_as_numbers(task, tmp_path):
         def metrics(self, x):
             return {"first": x[0], "answer": 42}
 
-    problem = Measured(Sphere(5), task.problem.model, Gaussian(), task.problem.inputs, task.problem.targets)
+    problem = Measured(
+        Sphere(5), task.problem.model, Gaussian(), task.problem.inputs, task.problem.targets
+    )
     result = minimize(problem, task.x0, max_iter=2, checkpoint=tmp_path / "c")
     assert result.trace["first"][-1] == float(result.last[0])
     assert all(isinstance(value, float) for value in result.trace["answer"])
@@ -331,14 +382,20 @@ def test_metrics_do_not_take_the_columns_of_the_trace(task, name):
         def metrics(self, x):
             return {name: 0.0}
 
-    problem = Measured(Sphere(5), task.problem.model, Gaussian(), task.problem.inputs, task.problem.targets)
-    with pytest.raises(ValueError, match=rf"must have names of their own, got \['{name}'\], columns of the trace"):
+    problem = Measured(
+        Sphere(5), task.problem.model, Gaussian(), task.problem.inputs, task.problem.targets
+    )
+    with pytest.raises(
+        ValueError, match=rf"must have names of their own, got \['{name}'\], columns of the trace"
+    ):
         minimize(problem, task.x0, max_iter=2)
 
 
 def test_the_best_point_and_the_last_are_told_apart(tasks):
     task = tasks["quadratic"]()
-    result = minimize(task.problem, task.x0, "rsgd", step=2.2, decay=0.0, batch_size=1, max_iter=15, stop=NEVER)
+    result = minimize(
+        task.problem, task.x0, "rsgd", step=2.2, decay=0.0, batch_size=1, max_iter=15, stop=NEVER
+    )
     losses = result.trace["loss"]
     assert result.value == min(losses) == float(task.problem.loss(result.x))
     assert float(task.problem.loss(result.last)) == losses[-1] > result.value
@@ -359,8 +416,19 @@ def test_a_run_that_converged_returns_a_point_that_meets_the_criterion(seed):
 
 
 def test_full_evaluations_can_be_spaced_out(task):
-    result = minimize(task.problem, task.x0, "rsgd", step=0.1, max_iter=7, evaluate_every=3, stop=NEVER)
-    assert [loss == loss for loss in result.trace["loss"]] == [True, False, False, True, False, False, True, True]
+    result = minimize(
+        task.problem, task.x0, "rsgd", step=0.1, max_iter=7, evaluate_every=3, stop=NEVER
+    )
+    assert [loss == loss for loss in result.trace["loss"]] == [
+        True,
+        False,
+        False,
+        True,
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_a_run_that_ends_between_two_evaluations_returns_its_last_iterate(task, tmp_path):
@@ -372,7 +440,9 @@ def test_a_run_that_ends_between_two_evaluations_returns_its_last_iterate(task, 
     ):
         result = minimize(task.problem, task.x0, checkpoint=tmp_path / "c", **ending, **options)
         assert (result.status, result.iterations, len(result.trace)) == ("stopped", 9, 10)
-        assert [loss == loss for loss in result.trace["loss"]] == [k in {0, 6, 9} for k in range(10)]
+        assert [loss == loss for loss in result.trace["loss"]] == [
+            k in {0, 6, 9} for k in range(10)
+        ]
         assert torch.equal(result.x, result.last)
         assert result.value == result.trace["loss"][-1] == float(task.problem.loss(result.last))
         assert result.value < result.trace["loss"][6]
@@ -409,7 +479,9 @@ def test_an_interrupt_in_a_callback_leaves_a_checkpoint(method, tasks, options, 
     assert resumed.trace["loss"] == whole.trace["loss"]
 
 
-def test_an_interrupt_in_the_middle_of_a_step_costs_only_that_step(method, tasks, options, tmp_path):
+def test_an_interrupt_in_the_middle_of_a_step_costs_only_that_step(
+    method, tasks, options, tmp_path
+):
     """The draws of the broken step must not be lost, or the resumed run would take other batches."""
     task = tasks["sphere"]()
     whole = minimize(task.problem, task.x0, method, max_iter=5, stop=NEVER, **options[method])
@@ -424,7 +496,9 @@ def test_an_interrupt_in_the_middle_of_a_step_costs_only_that_step(method, tasks
                     raise KeyboardInterrupt
             return super()._outputs(theta, inputs)
 
-    problem = Interrupting(Sphere(5), task.problem.model, Gaussian(), task.problem.inputs, task.problem.targets)
+    problem = Interrupting(
+        Sphere(5), task.problem.model, Gaussian(), task.problem.inputs, task.problem.targets
+    )
     common = {"max_iter": 5, "stop": NEVER, "checkpoint": tmp_path / "c", "checkpoint_every": 100}
 
     def arm(state):
@@ -439,16 +513,24 @@ def test_an_interrupt_in_the_middle_of_a_step_costs_only_that_step(method, tasks
     assert resumed.trace["samples"] == whole.trace["samples"]
 
 
-def test_a_run_that_ends_before_its_first_iteration_leaves_a_checkpoint(method, tasks, options, tmp_path):
+def test_a_run_that_ends_before_its_first_iteration_leaves_a_checkpoint(
+    method, tasks, options, tmp_path
+):
     task, path = tasks["sphere"](), tmp_path / "c"
     path.write_bytes(b"of another run")
     for ending in ({"max_iter": 0}, {"stop": LossBelow(math.inf)}):
-        ended = minimize(task.problem, task.x0, method, checkpoint=path, **ending, **options[method])
+        ended = minimize(
+            task.problem, task.x0, method, checkpoint=path, **ending, **options[method]
+        )
         assert ended.iterations == 0
-        resumed = minimize(task.problem, task.x0, method, checkpoint=path, resume=True, **ending, **options[method])
+        resumed = minimize(
+            task.problem, task.x0, method, checkpoint=path, resume=True, **ending, **options[method]
+        )
         assert (resumed.status, resumed.message, resumed.trace.rows) == (
-            ended.status, ended.message, ended.trace.rows,
-        )  # fmt: skip
+            ended.status,
+            ended.message,
+            ended.trace.rows,
+        )
     common = {"max_iter": 4, "stop": NEVER, "checkpoint": path}
     resumed = minimize(task.problem, task.x0, method, resume=True, **common, **options[method])
     whole = minimize(task.problem, task.x0, method, **common, **options[method])
@@ -456,19 +538,34 @@ def test_a_run_that_ends_before_its_first_iteration_leaves_a_checkpoint(method, 
     assert resumed.trace["loss"] == whole.trace["loss"]
 
 
-def test_an_interrupt_at_the_starting_point_replaces_the_checkpoint_of_an_earlier_run(method, tasks, options, tmp_path):
+def test_an_interrupt_at_the_starting_point_replaces_the_checkpoint_of_an_earlier_run(
+    method, tasks, options, tmp_path
+):
     task, path = tasks["sphere"](), tmp_path / "c"
-    minimize(task.problem, task.x0, method, max_iter=3, stop=NEVER, checkpoint=path, seed=5, **options[method])
+    minimize(
+        task.problem,
+        task.x0,
+        method,
+        max_iter=3,
+        stop=NEVER,
+        checkpoint=path,
+        seed=5,
+        **options[method],
+    )
 
     class Interrupting(NLLProblem):
         def _outputs(self, theta, inputs):
             raise KeyboardInterrupt
 
-    problem = Interrupting(Sphere(5), task.problem.model, Gaussian(), task.problem.inputs, task.problem.targets)
+    problem = Interrupting(
+        Sphere(5), task.problem.model, Gaussian(), task.problem.inputs, task.problem.targets
+    )
     with pytest.raises(KeyboardInterrupt):
         minimize(problem, task.x0, method, checkpoint=path, seed=7, **options[method])
     common = {"max_iter": 4, "stop": NEVER, "seed": 7}
-    resumed = minimize(task.problem, task.x0, method, checkpoint=path, resume=True, **common, **options[method])
+    resumed = minimize(
+        task.problem, task.x0, method, checkpoint=path, resume=True, **common, **options[method]
+    )
     whole = minimize(task.problem, task.x0, method, **common, **options[method])
     assert torch.equal(resumed.last, whole.last)
     assert resumed.trace["loss"] == whole.trace["loss"]
@@ -482,7 +579,9 @@ def test_a_run_without_a_further_step_stays_as_it_ended_unless_its_options_chang
     resumed = minimize(task.problem, task.x0, resume=True, **common, **ending)
     assert (resumed.status, resumed.message) == (ended.status, ended.message)
     assert resumed.iterations == ended.iterations
-    further = minimize(task.problem, task.x0, resume=True, **common, eta2=0.1, sigma=0.1, max_rejections=20)
+    further = minimize(
+        task.problem, task.x0, resume=True, **common, eta2=0.1, sigma=0.1, max_rejections=20
+    )
     assert further.iterations > ended.iterations
 
 
@@ -506,7 +605,9 @@ def test_wrong_checkpoints_are_refused(task, tasks, tmp_path):
     for name in ("grassmann", "network"):
         with pytest.raises(ValueError, match=r"c is a checkpoint of another problem: its x.*"):
             resume(tasks[name]())
-    with pytest.raises(ValueError, match="checkpoint of another problem: its x does not fit the starting point"):
+    with pytest.raises(
+        ValueError, match="checkpoint of another problem: its x does not fit the starting point"
+    ):
         resume(tasks["sphere"](torch.float32))
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
@@ -519,7 +620,9 @@ def test_wrong_checkpoints_are_refused(task, tasks, tmp_path):
     with pytest.raises(ValueError, match="c is not a checkpoint file of fisherfold"):
         resume()
     write_tensors(path, {"x": torch.zeros(2)}, kind="checkpoint", version=99, header={})
-    with pytest.raises(ValueError, match="c has version 99 of the checkpoint format, at most 3 is known here"):
+    with pytest.raises(
+        ValueError, match="c has version 99 of the checkpoint format, at most 3 is known here"
+    ):
         resume()
 
 
@@ -529,7 +632,9 @@ def test_a_checkpoint_of_a_larger_product_is_refused(tasks, tmp_path):
     state_of = {"0.weight", "0.bias", "2.weight", "2.bias"}
     assert set(task.x0) == state_of
     smaller = {key: value for key, value in task.x0.items() if key != "2.bias"}
-    with pytest.raises(ValueError, match=r"checkpoint of another problem: it also holds \['best/2.bias'"):
+    with pytest.raises(
+        ValueError, match=r"checkpoint of another problem: it also holds \['best/2.bias'"
+    ):
         State.load(tmp_path / "c", method="rngd", like=smaller)
 
 
@@ -545,16 +650,40 @@ def test_a_checkpoint_of_a_larger_product_is_refused(tasks, tmp_path):
         ({"max_iter": 2.5}, TypeError, "max_iter must be a whole number, got 2.5"),
         ({"evaluate_every": 1.5}, TypeError, "evaluate_every must be a whole number, got 1.5"),
         ({"seed": None}, TypeError, "seed must be a whole number, got None"),
-        ({"seed": 2**70}, ValueError, r"seed must lie between -2\*\*63 and 2\*\*64 - 1, got 1180591620717411303424"),
-        ({"stop": 1e-6}, TypeError, r"stop must be a criterion such as GradientNorm\(1e-6\), got 1e-06"),
+        (
+            {"seed": 2**70},
+            ValueError,
+            r"seed must lie between -2\*\*63 and 2\*\*64 - 1, got 1180591620717411303424",
+        ),
+        (
+            {"stop": 1e-6},
+            TypeError,
+            r"stop must be a criterion such as GradientNorm\(1e-6\), got 1e-06",
+        ),
         ({"callback": 3}, TypeError, "callback must be a function of the state, got 3"),
         ({"batch_size": 2.5}, TypeError, "batch_size must be a whole number, got 2.5"),
         ({"checkpoint_every": 0}, ValueError, "checkpoint_every must be at least 1, got 0"),
         ({"resume": True}, ValueError, "resume=True needs a checkpoint file, got checkpoint=None"),
-        ({"checkpoint": "no/such/folder/c"}, FileNotFoundError, "the folder no/such/folder does not exist"),
-        ({"learning_rate": 1}, TypeError, "method 'rngd': got an unexpected keyword argument 'learning_rate'"),
-        ({"fisher": "diagonal"}, ValueError, r"fisher must be one of \['exact', .*\], got 'diagonal'"),
-        ({"solve": "lu"}, ValueError, r"solve must be 'auto' or one of \['structured', .*\], got 'lu'"),
+        (
+            {"checkpoint": "no/such/folder/c"},
+            FileNotFoundError,
+            "the folder no/such/folder does not exist",
+        ),
+        (
+            {"learning_rate": 1},
+            TypeError,
+            "method 'rngd': got an unexpected keyword argument 'learning_rate'",
+        ),
+        (
+            {"fisher": "diagonal"},
+            ValueError,
+            r"fisher must be one of \['exact', .*\], got 'diagonal'",
+        ),
+        (
+            {"solve": "lu"},
+            ValueError,
+            r"solve must be 'auto' or one of \['structured', .*\], got 'lu'",
+        ),
         ({"sigma": 0.0}, ValueError, "sigma must be a number > 0, got 0.0"),
         ({"sigma": math.nan}, ValueError, "sigma must be a number > 0, got nan"),
         ({"eta1": 1.0}, ValueError, "eta1 must lie between 0 and 1, got 1.0"),
@@ -564,18 +693,48 @@ def test_a_checkpoint_of_a_larger_product_is_refused(tasks, tmp_path):
         ({"forcing": 0.0}, ValueError, "forcing must be a number > 0, got 0.0"),
         ({"step": -1.0}, ValueError, "step must be a number > 0, got -1.0"),
         ({"step": 1.0, "damping": -1.0}, ValueError, "damping must be a number ≥ 0, got -1.0"),
-        ({"damping": 0.1}, ValueError, "damping is for the fixed-step form, with step=; .* got 0.1"),
-        ({"step": 0.5, "sigma": 0.1}, ValueError, "sigma is for Algorithm 1, without step=; .* got sigma=0.1"),
+        (
+            {"damping": 0.1},
+            ValueError,
+            "damping is for the fixed-step form, with step=; .* got 0.1",
+        ),
+        (
+            {"step": 0.5, "sigma": 0.1},
+            ValueError,
+            "sigma is for Algorithm 1, without step=; .* got sigma=0.1",
+        ),
         ({"step": 0.5, "eta2": 0.0}, ValueError, "eta2 is for Algorithm 1, .* got eta2=0.0"),
-        ({"step": lambda k: 0.5, "eta3": 0.5}, ValueError, "eta3 is for Algorithm 1, .* got eta3=0.5"),
+        (
+            {"step": lambda k: 0.5, "eta3": 0.5},
+            ValueError,
+            "eta3 is for Algorithm 1, .* got eta3=0.5",
+        ),
         ({"batch_size": 41}, ValueError, "batch_size must be between 1 and n_samples=40, got 41"),
         ({"max_rejections": 0}, ValueError, "max_rejections must be at least 1, got 0"),
-        ({"method": "rsgd"}, TypeError, "method 'rsgd': missing 1 required keyword-only argument: 'step'"),
-        ({"method": "rsgd", "step": -1.0}, ValueError, "step must be a number > 0, got -1.0"),
-        ({"method": "rsgd", "step": 1.0, "decay": -1.0}, ValueError, "decay must be a number ≥ 0, got -1.0"),
-        ({"method": "rsgd", "step": 1.0, "sampling": "all"}, ValueError, "sampling must be 'shuffle' or 'replacement'"),
         (
-            {"method": "rsgd", "step": 0.1, "stream": torch.zeros(1, 4).long(), "max_iter": 2, "stop": NEVER},
+            {"method": "rsgd"},
+            TypeError,
+            "method 'rsgd': missing 1 required keyword-only argument: 'step'",
+        ),
+        ({"method": "rsgd", "step": -1.0}, ValueError, "step must be a number > 0, got -1.0"),
+        (
+            {"method": "rsgd", "step": 1.0, "decay": -1.0},
+            ValueError,
+            "decay must be a number ≥ 0, got -1.0",
+        ),
+        (
+            {"method": "rsgd", "step": 1.0, "sampling": "all"},
+            ValueError,
+            "sampling must be 'shuffle' or 'replacement'",
+        ),
+        (
+            {
+                "method": "rsgd",
+                "step": 0.1,
+                "stream": torch.zeros(1, 4).long(),
+                "max_iter": 2,
+                "stop": NEVER,
+            },
             ValueError,
             "stream holds 1 epoch, epoch 2 was asked for",
         ),
@@ -584,8 +743,16 @@ def test_a_checkpoint_of_a_larger_product_is_refused(tasks, tmp_path):
             ValueError,
             r"batch must lie in 0..39, got 40..40",
         ),
-        ({"method": "rngd-vr", "step": 1.0, "damping": -0.1}, ValueError, "damping must be a number ≥ 0, got -0.1"),
-        ({"method": "rngd-vr", "step": 1.0, "fisher": "x"}, ValueError, r"fisher must be one of .*, got 'x'"),
+        (
+            {"method": "rngd-vr", "step": 1.0, "damping": -0.1},
+            ValueError,
+            "damping must be a number ≥ 0, got -0.1",
+        ),
+        (
+            {"method": "rngd-vr", "step": 1.0, "fisher": "x"},
+            ValueError,
+            r"fisher must be one of .*, got 'x'",
+        ),
     ],
 )
 def test_bad_options_are_named(task, options, error, message):
@@ -594,12 +761,21 @@ def test_bad_options_are_named(task, options, error, message):
 
 
 def test_whole_numbers_may_come_from_numpy(task):
-    result = minimize(task.problem, task.x0, max_iter=np.int64(2), seed=np.int32(1), batch_size=np.int64(8), stop=NEVER)
+    result = minimize(
+        task.problem,
+        task.x0,
+        max_iter=np.int64(2),
+        seed=np.int32(1),
+        batch_size=np.int64(8),
+        stop=NEVER,
+    )
     assert result.iterations == 2
 
 
 def test_a_function_is_no_problem(task):
-    with pytest.raises(TypeError, match=r"problem must be a fisherfold.Problem, such as NLLProblem, got function"):
+    with pytest.raises(
+        TypeError, match=r"problem must be a fisherfold.Problem, such as NLLProblem, got function"
+    ):
         minimize(lambda x: x.sum(), task.x0)
 
 
@@ -607,24 +783,36 @@ def test_bad_starts_are_named(task):
     def start(x0):
         return minimize(task.problem, x0)
 
-    with pytest.raises(ValueError, match=r"x0 is not a point of Sphere\(5\): its constraint is violated by"):
+    with pytest.raises(
+        ValueError, match=r"x0 is not a point of Sphere\(5\): its constraint is violated by"
+    ):
         start(2 * task.x0)
     with pytest.raises(ValueError, match=r"x0 must not require grad; pass x0.detach()"):
         start(task.x0.clone().requires_grad_())
-    with pytest.raises(ValueError, match="x0 must be a single point, got one with batch dimensions"):
+    with pytest.raises(
+        ValueError, match="x0 must be a single point, got one with batch dimensions"
+    ):
         start(task.x0.expand(3, 5))
-    with pytest.raises(ValueError, match=r"x0 must have shape \(..., 5\) on Sphere\(5\), got \(4,\)"):
+    with pytest.raises(
+        ValueError, match=r"x0 must have shape \(..., 5\) on Sphere\(5\), got \(4,\)"
+    ):
         start(task.x0[:4])
     with pytest.raises(ValueError, match="x0 must be finite, got NaN or infinite entries"):
         start(task.x0 * torch.nan)
-    with pytest.raises(ValueError, match=r"theta must have the dtype torch.float64 of the data x, got torch.float32"):
+    with pytest.raises(
+        ValueError,
+        match=r"theta must have the dtype torch.float64 of the data x, got torch.float32",
+    ):
         start(task.x0.float())
     with pytest.raises(TypeError, match=r"x0 must be a torch.Tensor, got list"):
         start([1.0, 0, 0, 0, 0])
     with pytest.raises(ValueError, match=r"x0 must have a floating dtype, got torch.int64"):
         start(torch.tensor([1, 0, 0, 0, 0]))
     for half in (torch.float16, torch.bfloat16):
-        with pytest.raises(ValueError, match=rf"x0 must be float32 or float64, one for all factors, got \['{half}'\]"):
+        with pytest.raises(
+            ValueError,
+            match=rf"x0 must be float32 or float64, one for all factors, got \['{half}'\]",
+        ):
             start(torch.eye(5, dtype=half)[0])
 
 
@@ -632,8 +820,12 @@ def test_bad_starts_are_named(task):
 def test_a_start_of_two_precisions_is_named(method):
     manifold = Product({"a": Euclidean(5), "b": Sphere(5)})
     x0 = manifold.random_point(generator=torch.Generator().manual_seed(0))
-    problem = NLLProblem(manifold, lambda i, t: t["a"][i] * t["b"][i], Gaussian(), torch.arange(5), torch.ones(5))
-    with pytest.raises(ValueError, match=r"one for all factors, got \['torch.float32', 'torch.float64'\]"):
+    problem = NLLProblem(
+        manifold, lambda i, t: t["a"][i] * t["b"][i], Gaussian(), torch.arange(5), torch.ones(5)
+    )
+    with pytest.raises(
+        ValueError, match=r"one for all factors, got \['torch.float32', 'torch.float64'\]"
+    ):
         minimize(problem, x0 | {"b": x0["b"].float()}, method)
 
 
@@ -664,12 +856,23 @@ def test_the_order_of_the_keys_of_the_start_means_nothing(tasks):
 
 def test_a_checkpoint_holds_the_trace_of_a_long_run(tmp_path):
     """It lies in tensors, and not in the header, which has no room for a long one."""
-    row = {"iteration": 7, "samples": 2**40, "products": 0, "seconds": 1 / 3, "loss": math.nan, "gradient_norm": 2 / 3}
+    row = {
+        "iteration": 7,
+        "samples": 2**40,
+        "products": 0,
+        "seconds": 1 / 3,
+        "loss": math.nan,
+        "gradient_norm": 2 / 3,
+    }
     rows = [{**row, "iteration": k} | ({"accepted": 1.0} if k % 2 else {}) for k in range(20_000)]
-    state = State(x=torch.ones(2), best=torch.ones(2), generator=torch.Generator(), trace=Trace(rows))
+    state = State(
+        x=torch.ones(2), best=torch.ones(2), generator=torch.Generator(), trace=Trace(rows)
+    )
     state.save(tmp_path / "c", method="rsgd")
     found = State.load(tmp_path / "c", method="rsgd", like=torch.zeros(2))
     assert repr(found.trace.rows[:3]) == repr(rows[:3])
     assert repr(found.trace.rows) == repr(rows)
-    State(x=torch.ones(2), best=torch.ones(2), generator=torch.Generator()).save(tmp_path / "c", method="rsgd")
+    State(x=torch.ones(2), best=torch.ones(2), generator=torch.Generator()).save(
+        tmp_path / "c", method="rsgd"
+    )
     assert State.load(tmp_path / "c", method="rsgd", like=torch.zeros(2)).trace.rows == []

@@ -20,7 +20,8 @@ def rows(result):
 def same_rows(first, second):
     """Equal to the bit, NaN equal to NaN."""
     return len(first) == len(second) and all(
-        a.keys() == b.keys() and all(a[k] == b[k] or (math.isnan(a[k]) and math.isnan(b[k])) for k in a)
+        a.keys() == b.keys()
+        and all(a[k] == b[k] or (math.isnan(a[k]) and math.isnan(b[k])) for k in a)
         for a, b in zip(first, second, strict=True)
     )
 
@@ -31,7 +32,11 @@ def same_points(x, y):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_minimum_is_found(method, task_name, dtype, tasks, options):
-    if dtype == torch.float32 and method in {"rsgd", "rsvrg", "rngd-vr"} and task_name in {"completion", "network"}:
+    if (
+        dtype == torch.float32
+        and method in {"rsgd", "rsvrg", "rngd-vr"}
+        and task_name in {"completion", "network"}
+    ):
         pytest.skip("slow, and the same code as on the other problems")
     task = tasks[task_name](dtype)
     passes = 10 if method == "rngd-vr" else 40
@@ -45,7 +50,9 @@ def test_the_minimum_is_found(method, task_name, dtype, tasks, options):
         assert result.value < 0.7 * start
         return
     # the decaying steps of rsgd and the damped ones of the variance-reduced methods are not there yet after 40 passes
-    rate = {"rsgd": 0.05, "rsvrg": 1e-2, "rngd-vr": 1e-2, "rgd": 1e-3, "rcg": 1e-4}.get(method, 1e-6)
+    rate = {"rsgd": 0.05, "rsvrg": 1e-2, "rngd-vr": 1e-2, "rgd": 1e-3, "rcg": 1e-4}.get(
+        method, 1e-6
+    )
     floor = 1e-12 if dtype == torch.float64 else 1e-6
     assert result.value >= task.minimum - floor * (1 + start)
     assert result.value - task.minimum <= rate * (start - task.minimum) + floor * (1 + start)
@@ -53,7 +60,10 @@ def test_the_minimum_is_found(method, task_name, dtype, tasks, options):
 
 def test_the_same_seed_gives_the_same_bits(method, task_name, tasks, options):
     task = tasks[task_name]()
-    first, second = (minimize(task.problem, task.x0, method, max_iter=4, seed=7, **options[method]) for _ in range(2))
+    first, second = (
+        minimize(task.problem, task.x0, method, max_iter=4, seed=7, **options[method])
+        for _ in range(2)
+    )
     assert same_points(first.x, second.x)
     assert same_points(first.last, second.last)
     assert same_rows(rows(first), rows(second))
@@ -66,8 +76,12 @@ def test_the_default_device_does_not_matter(method, tasks, options, tmp_path):
     common = {"max_iter": 4, **options[method], **extra}
     here = minimize(task.problem, task.x0, method, **common)
     with torch.device("meta"):
-        minimize(task.problem, task.x0, method, checkpoint=tmp_path / "c", **(common | {"max_iter": 2}))
-        there = minimize(task.problem, task.x0, method, checkpoint=tmp_path / "c", resume=True, **common)
+        minimize(
+            task.problem, task.x0, method, checkpoint=tmp_path / "c", **(common | {"max_iter": 2})
+        )
+        there = minimize(
+            task.problem, task.x0, method, checkpoint=tmp_path / "c", resume=True, **common
+        )
     assert same_points(here.last, there.last)
     assert same_rows(rows(here), rows(there))
 
@@ -77,7 +91,9 @@ def test_another_seed_gives_another_run(method_name, tasks, options):
     task = tasks["sphere"]()
     extra = {"batch_size": 10} if method_name == "rngd" else {}
     first, second = (
-        minimize(task.problem, task.x0, method_name, max_iter=3, seed=s, **(options[method_name] | extra))
+        minimize(
+            task.problem, task.x0, method_name, max_iter=3, seed=s, **(options[method_name] | extra)
+        )
         for s in (1, 2)
     )
     assert not same_points(first.last, second.last)
@@ -103,12 +119,22 @@ def test_a_killed_run_goes_on_to_the_same_bits(method, task_name, tasks, options
     # die in the middle of what the run needs, between two checkpoints
     killed_at = max(1, min(5, whole.iterations - 1))
     parts = interrupted(
-        tasks[task_name](), method, tmp_path / "parts", options[method], every=2, killed_at=killed_at, until=7
+        tasks[task_name](),
+        method,
+        tmp_path / "parts",
+        options[method],
+        every=2,
+        killed_at=killed_at,
+        until=7,
     )
     assert same_points(parts.x, whole.x)
     assert same_points(parts.last, whole.last)
     assert parts.value == whole.value
-    assert (parts.status, parts.message, parts.iterations) == (whole.status, whole.message, whole.iterations)
+    assert (parts.status, parts.message, parts.iterations) == (
+        whole.status,
+        whole.message,
+        whole.iterations,
+    )
     assert same_rows(rows(parts), rows(whole))
     (ours, our_header), (theirs, their_header) = (
         read_tensors(tmp_path / name, kind="checkpoint", version=3) for name in ("parts", "whole")
@@ -141,7 +167,9 @@ def test_stochastic_rngd_goes_on_to_the_same_bits(batch_size, tasks, tmp_path):
 def test_float32_resumes_to_the_same_bits(method, tasks, options, tmp_path):
     task = tasks["grassmann"](torch.float32)
     whole = minimize(task.problem, task.x0, method, max_iter=5, **options[method])
-    parts = interrupted(task, method, tmp_path / "c", options[method], every=2, killed_at=3, until=5)
+    parts = interrupted(
+        task, method, tmp_path / "c", options[method], every=2, killed_at=3, until=5
+    )
     assert same_points(parts.last, whole.last)
     assert same_rows(rows(parts), rows(whole))
 
@@ -149,9 +177,17 @@ def test_float32_resumes_to_the_same_bits(method, tasks, options, tmp_path):
 def test_a_longer_run_continues_a_finished_one(method, tasks, options, tmp_path):
     task = tasks["sphere"]()
     whole = minimize(task.problem, task.x0, method, max_iter=6, **options[method])
-    minimize(task.problem, task.x0, method, max_iter=3, checkpoint=tmp_path / "c", **options[method])
+    minimize(
+        task.problem, task.x0, method, max_iter=3, checkpoint=tmp_path / "c", **options[method]
+    )
     more = minimize(
-        task.problem, task.x0, method, max_iter=6, checkpoint=tmp_path / "c", resume=True, **options[method]
+        task.problem,
+        task.x0,
+        method,
+        max_iter=6,
+        checkpoint=tmp_path / "c",
+        resume=True,
+        **options[method],
     )
     assert same_points(more.last, whole.last)
     assert same_rows(rows(more), rows(whole))

@@ -18,7 +18,20 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def algorithm_1(problem, x, *, iterations, sigma, sigma_min, eta1, eta2, gamma, eta3=0.0, batches=None, tests=None):
+def algorithm_1(
+    problem,
+    x,
+    *,
+    iterations,
+    sigma,
+    sigma_min,
+    eta1,
+    eta2,
+    gamma,
+    eta3=0.0,
+    batches=None,
+    tests=None,
+):
     """The paper's Algorithm 1 with a dense solve in a tangent basis, η₃ as in trust regions; on batches γ fades."""
     path, moves = [], []
     for k in range(iterations):
@@ -67,7 +80,9 @@ def test_an_accepted_step_lowers_keeps_or_raises_sigma():
         for before, row in pairwise(result.trace.rows[1:]):
             if row["accepted"] and row["sigma"] > 1e-5:
                 factors[paper].add(row["sigma"] / before["sigma"])
-                expected = 0.25 if paper or row["rho"] >= 0.75 else 4.0 if row["rho"] < 0.25 else 1.0
+                expected = (
+                    0.25 if paper or row["rho"] >= 0.75 else 4.0 if row["rho"] < 0.25 else 1.0
+                )
                 assert row["sigma"] == pytest.approx(expected * before["sigma"])
     assert factors == {True: {0.25}, False: {0.25, 1.0, 4.0}}
     assert lengths[False] < lengths[True]
@@ -89,12 +104,25 @@ def hard_problem(manifold, seed=0, samples=30):
 
 @pytest.mark.parametrize(
     "manifold",
-    [Euclidean(3), Sphere(4), Stiefel(4, 2), Grassmann(4, 2), Product({"a": Sphere(3), "b": Euclidean(2)})],
+    [
+        Euclidean(3),
+        Sphere(4),
+        Stiefel(4, 2),
+        Grassmann(4, 2),
+        Product({"a": Sphere(3), "b": Euclidean(2)}),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize(("eta1", "eta3"), [(0.98, 0.0), (0.1, 0.99)])
 def test_the_path_is_that_of_algorithm_1(manifold, eta1, eta3):
-    rules = {"sigma": 1e-3, "sigma_min": 1e-3, "eta1": eta1, "eta2": 1e-20, "eta3": eta3, "gamma": 3.0}
+    rules = {
+        "sigma": 1e-3,
+        "sigma_min": 1e-3,
+        "eta1": eta1,
+        "eta2": 1e-20,
+        "eta3": eta3,
+        "gamma": 3.0,
+    }
     seen = set()
     for seed in range(4):
         problem, x0 = hard_problem(manifold, seed)
@@ -102,7 +130,9 @@ def test_the_path_is_that_of_algorithm_1(manifold, eta1, eta3):
         result = minimize(problem, x0, "rngd", max_iter=10, stop=GradientNorm(0.0), **rules)
         # near the minimum both falls are rounding, and the solver says 1 where the plain ratio is noise
         count = next((k for k, norm in enumerate(result.trace["gradient_norm"]) if norm < 1e-4), 10)
-        for row, (rho, sigma, accepted, _) in zip(result.trace.rows[1 : count + 1], expected, strict=False):
+        for row, (rho, sigma, accepted, _) in zip(
+            result.trace.rows[1 : count + 1], expected, strict=False
+        ):
             assert row["rho"] == pytest.approx(rho, rel=1e-4, abs=1e-6)
             assert row["sigma"] == pytest.approx(sigma, rel=1e-12)
             assert bool(row["accepted"]) is accepted
@@ -125,10 +155,20 @@ def test_the_stochastic_path_is_that_of_algorithm_1(test_batch):
             tests.append(torch.randperm(30, generator=g)[: test_batch or 12])
     expected = algorithm_1(problem, x0, iterations=8, batches=batches, tests=tests, **rules)
     result = minimize(
-        problem, x0, "rngd", batch_size=12, test_batch=test_batch, max_iter=8, seed=5, stop=GradientNorm(0.0), **rules
+        problem,
+        x0,
+        "rngd",
+        batch_size=12,
+        test_batch=test_batch,
+        max_iter=8,
+        seed=5,
+        stop=GradientNorm(0.0),
+        **rules,
     )
     assert [bool(a) for a in result.trace["accepted"][1:]] == [step[2] for step in expected]
-    assert result.trace["rho"][1:] == pytest.approx([step[0] for step in expected], rel=1e-4, abs=1e-6)
+    assert result.trace["rho"][1:] == pytest.approx(
+        [step[0] for step in expected], rel=1e-4, abs=1e-6
+    )
     assert result.trace["sigma"][1:] == pytest.approx([step[1] for step in expected])
     assert float((result.last - expected[-1][3]).norm()) < 1e-8
     # batches give estimates of the gradient; the loss over all samples is evaluated beside them
@@ -139,13 +179,20 @@ def test_the_stochastic_path_is_that_of_algorithm_1(test_batch):
 def test_quadratic_convergence_on_a_zero_residual_problem():
     g = generator(1)
     manifold = Sphere(5)
-    truth, x = manifold.random_point(generator=g), torch.randn(60, 5, generator=g, dtype=torch.float64)
-    problem = NLLProblem(manifold, lambda x, w: torch.tanh(x @ w), Gaussian(), x, torch.tanh(x @ truth))
+    truth, x = (
+        manifold.random_point(generator=g),
+        torch.randn(60, 5, generator=g, dtype=torch.float64),
+    )
+    problem = NLLProblem(
+        manifold, lambda x, w: torch.tanh(x @ w), Gaussian(), x, torch.tanh(x @ truth)
+    )
     start = manifold.retract(truth, 0.3 * manifold.random_tangent(truth, generator=g))
     result = minimize(problem, start, max_iter=30, stop=LossBelow(1e-28))
     norms = [n for n in result.trace["gradient_norm"] if n > 1e-14]
     assert float(manifold.dist(result.x, truth)) < 1e-12
-    tail = [math.log(b) / math.log(a) for a, b in zip(norms[-4:], norms[-3:], strict=False) if a < 1e-2]
+    tail = [
+        math.log(b) / math.log(a) for a, b in zip(norms[-4:], norms[-3:], strict=False) if a < 1e-2
+    ]
     assert tail
     assert min(tail) > 1.6
 
@@ -159,7 +206,16 @@ def test_eta2_ends_the_movement():
     assert torch.equal(result.last, x0)
     assert result.trace["sigma"][1:] == [4.0**k for k in range(1, 6)]
     # an η₂ in between lets the method walk first
-    result = minimize(problem, x0, "rngd", eta2=1e-3, sigma=0.1, max_rejections=3, max_iter=200, stop=GradientNorm(0.0))
+    result = minimize(
+        problem,
+        x0,
+        "rngd",
+        eta2=1e-3,
+        sigma=0.1,
+        max_rejections=3,
+        max_iter=200,
+        stop=GradientNorm(0.0),
+    )
     assert result.status in {"stalled", "max_iter"}
     norms, sigmas = result.trace["gradient_norm"], [0.1, *result.trace["sigma"][1:]]
     for k, accepted in enumerate(result.trace["accepted"][1:]):
@@ -198,12 +254,25 @@ def test_the_fixed_step_form_with_step_one_is_newton_on_a_quadratic(tasks):
 @pytest.mark.parametrize("solver", ["auto", "dense", "cg", "pinv"])
 def test_the_fixed_step_form_takes_every_step_of_its_formula(solver):
     problem, x0 = hard_problem(Sphere(4))
-    result = minimize(problem, x0, "rngd", step=lambda k: 0.5 / (k + 1), damping=0.3 if solver != "pinv" else 0.0,
-                      solve=solver, forcing=1e-12, max_iter=4, stop=GradientNorm(0.0))  # fmt: skip
+    result = minimize(
+        problem,
+        x0,
+        "rngd",
+        step=lambda k: 0.5 / (k + 1),
+        damping=0.3 if solver != "pinv" else 0.0,
+        solve=solver,
+        forcing=1e-12,
+        max_iter=4,
+        stop=GradientNorm(0.0),
+    )
     x = x0
     for k in range(4):
         operator, g = problem.fisher(x), problem.gradient(x)
-        d = operator.solve(g, 0.3, method="dense") if solver != "pinv" else operator.solve(g, method="pinv")
+        d = (
+            operator.solve(g, 0.3, method="dense")
+            if solver != "pinv"
+            else operator.solve(g, method="pinv")
+        )
         x = problem.manifold.retract(x, scale(-0.5 / (k + 1), problem.manifold.project(x, d)))
     assert float((result.last - x).norm()) < 1e-9
     assert result.trace["accepted"][1:] == [1.0] * 4
@@ -211,10 +280,14 @@ def test_the_fixed_step_form_takes_every_step_of_its_formula(solver):
 
 def test_the_fixed_step_form_shortens_by_gamma_where_a_step_leaves_the_finite_numbers():
     x = torch.ones(8, 1, dtype=torch.float64)
-    problem = NLLProblem(Euclidean(1), lambda x, w: x @ w, Poisson(), x, torch.full((8,), 2.0, dtype=torch.float64))
+    problem = NLLProblem(
+        Euclidean(1), lambda x, w: x @ w, Poisson(), x, torch.full((8,), 2.0, dtype=torch.float64)
+    )
     taken = {}
     for gamma in (2.0, 16.0):
-        result = minimize(problem, torch.zeros(1, dtype=torch.float64), "rngd", step=1e5, gamma=gamma, max_iter=40)
+        result = minimize(
+            problem, torch.zeros(1, dtype=torch.float64), "rngd", step=1e5, gamma=gamma, max_iter=40
+        )
         first = result.trace["accepted"].index(1.0, 1)
         # from 0, where the Fisher information is 1 and the gradient -1, a step t leads to t
         taken[gamma] = first, float(result.trace["loss"][first])
@@ -229,26 +302,46 @@ def test_the_ratio_of_the_fixed_step_form_belongs_to_the_step_that_was_taken(tas
     """On a quadratic the model is exact, so ρ = 1 for every t."""
     task = tasks["quadratic"]()
     for solver in ("dense", "cg"):
-        result = minimize(task.problem, task.x0, "rngd", step=0.5, solve=solver, max_iter=3, stop=GradientNorm(0.0))
+        result = minimize(
+            task.problem,
+            task.x0,
+            "rngd",
+            step=0.5,
+            solve=solver,
+            max_iter=3,
+            stop=GradientNorm(0.0),
+        )
         assert result.trace["rho"][1:] == pytest.approx([1.0] * 3, rel=1e-6)
 
 
-@pytest.mark.parametrize("size", [30, *(pytest.param(size, marks=pytest.mark.slow) for size in (100, 400))])
+@pytest.mark.parametrize(
+    "size", [30, *(pytest.param(size, marks=pytest.mark.slow) for size in (100, 400))]
+)
 def test_on_a_second_batch_sigma_settles_and_leaves_a_fifth_of_the_excess_loss(size):
     """Logistic regression: on its own batch every step looks good, and σ falls to its minimum; else it settles."""
     found = {}
     g = generator(11)
     manifold = Sphere(20)
-    truth, x = manifold.random_point(generator=g), torch.randn(2000, 20, generator=g, dtype=torch.float64)
+    truth, x = (
+        manifold.random_point(generator=g),
+        torch.randn(2000, 20, generator=g, dtype=torch.float64),
+    )
     y = torch.bernoulli(torch.sigmoid(3 * x @ truth), generator=g)
     problem = NLLProblem(manifold, lambda x, w: 3 * x @ w, Bernoulli(), x, y)
     x0 = manifold.random_point(generator=g)
     best = minimize(problem, x0).value
     for test_batch in ("same", None):
-        runs = [minimize(problem, x0, batch_size=size, test_batch=test_batch, max_iter=100, seed=s) for s in range(2)]
+        runs = [
+            minimize(problem, x0, batch_size=size, test_batch=test_batch, max_iter=100, seed=s)
+            for s in range(2)
+        ]
         accepted = [sum(run.trace["accepted"][1:]) / 100 for run in runs]
         losses = [run.trace["loss"][-1] - best for run in runs]
-        found[test_batch] = losses, accepted, [run.trace["sigma"][-1] / run.trace["sigma"][1] for run in runs]
+        found[test_batch] = (
+            losses,
+            accepted,
+            [run.trace["sigma"][-1] / run.trace["sigma"][1] for run in runs],
+        )
     assert min(found["same"][1]) > 0.9
     assert max(found["same"][2]) < 0.01
     late = [run.trace["sigma"][50:] for run in runs]
@@ -278,7 +371,9 @@ def test_gradient_and_fisher_information_share_one_evaluation_of_the_model():
 
 def test_the_fixed_step_form_has_no_sigma():
     problem, x0 = hard_problem(Sphere(4))
-    result = minimize(problem, x0, step=0.5, damping=0.1, solve="dense", max_iter=3, stop=GradientNorm(0.0))
+    result = minimize(
+        problem, x0, step=0.5, damping=0.1, solve="dense", max_iter=3, stop=GradientNorm(0.0)
+    )
     assert all(math.isnan(sigma) for sigma in result.trace["sigma"])
     assert result.trace["products"][-1] == 3 * 30
 
@@ -308,7 +403,9 @@ def test_a_problem_that_states_the_rounding_of_its_loss_ends_at_the_accuracy_of_
     assert result.trace["gradient_norm"][-1] < 1e-14
 
 
-@pytest.mark.parametrize(("samples", "words"), [(None, "falls: raise max_iter"), (40, "the noise of the batches")])
+@pytest.mark.parametrize(
+    ("samples", "words"), [(None, "falls: raise max_iter"), (40, "the noise of the batches")]
+)
 def test_a_run_that_uses_up_its_iterations_says_what_to_try(samples, words):
     g = generator(2)
     x = torch.randn(400, 4, generator=g, dtype=torch.float64)
@@ -337,7 +434,9 @@ def test_every_solve_gives_the_same_run(solver):
 
 def test_the_forcing_term_bounds_the_residual_and_work_is_counted():
     problem, x0 = hard_problem(Grassmann(6, 2), samples=50)
-    result = minimize(problem, x0, max_iter=8, solve="cg", forcing=0.2, sigma=1e-3, stop=GradientNorm(0.0))
+    result = minimize(
+        problem, x0, max_iter=8, solve="cg", forcing=0.2, sigma=1e-3, stop=GradientNorm(0.0)
+    )
     norms = result.trace["gradient_norm"]
     last = norms[0]
     for norm, row in zip(norms, result.trace.rows[1:], strict=False):
@@ -360,7 +459,9 @@ def test_the_first_damping_is_a_hundredth_of_the_curvature_in_any_units():
 
 
 @pytest.mark.parametrize("solve", ["dense", "cg"])
-@pytest.mark.parametrize(("of_x", "of_y"), [(1.0, 1e10), (1e-10, 1.0), (1.0, 1e-10), (1e-12, 1e-12), (1e10, 1.0)])
+@pytest.mark.parametrize(
+    ("of_x", "of_y"), [(1.0, 1e10), (1e-10, 1.0), (1.0, 1e-10), (1e-12, 1e-12), (1e10, 1.0)]
+)
 def test_convergence_does_not_depend_on_the_units_of_the_data(of_x, of_y, solve):
     """Least squares from 0: with other units of x and y, gradients and curvature range over twenty powers of ten."""
     g = torch.Generator().manual_seed(0)
@@ -388,7 +489,9 @@ class Fence:
 def test_trial_points_that_are_not_finite_raise_sigma_until_a_step_fits(beyond):
     """The minimum lies outside the fence: steps over it are refused, and the run ends near it with its best point."""
     x = torch.eye(3, dtype=torch.float64)
-    problem = NLLProblem(Euclidean(3), Fence(beyond), Gaussian(), x, torch.full((3,), 2.0, dtype=torch.float64))
+    problem = NLLProblem(
+        Euclidean(3), Fence(beyond), Gaussian(), x, torch.full((3,), 2.0, dtype=torch.float64)
+    )
     x0 = torch.zeros(3, dtype=torch.float64)
     result = minimize(problem, x0, max_iter=300, sigma=1e-3, max_rejections=15)
     refused = [row for row in result.trace.rows[1:] if math.isnan(row["rho"])]
@@ -419,7 +522,9 @@ def test_nothing_but_non_finite_ahead_ends_with_a_status_and_the_start():
 def test_a_gradient_that_is_nan_ends_with_a_status(method, options):
     """√ has the value 0 and the derivative ∞ at 0: finite loss, no gradient."""
     x = torch.ones(40, 1, dtype=torch.float64)
-    problem = NLLProblem(Euclidean(2), lambda x, t: x * (t.square().sum() * 0).sqrt() + t.sum(), Gaussian(), x, 0 * x)
+    problem = NLLProblem(
+        Euclidean(2), lambda x, t: x * (t.square().sum() * 0).sqrt() + t.sum(), Gaussian(), x, 0 * x
+    )
     x0 = torch.ones(2, dtype=torch.float64)
     result = minimize(problem, x0, method, max_iter=100, **options[method])
     assert result.status == "non_finite"
@@ -449,7 +554,9 @@ def test_a_fisher_matrix_that_overflows_is_no_crash(solver):
             return operator
 
     problem.__class__ = Overflowing
-    result = minimize(problem, torch.ones(4) + 1e-5, solve=solver, max_rejections=4, stop=GradientNorm(0.0))
+    result = minimize(
+        problem, torch.ones(4) + 1e-5, solve=solver, max_rejections=4, stop=GradientNorm(0.0)
+    )
     assert result.status == "non_finite"
     assert "4 tries in a row" in result.message
 
@@ -463,7 +570,8 @@ class Unbounded(Gaussian):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    "options", [{}, {"solve": "cg"}, {"batch_size": 5, "test_batch": "same"}, {"max_rejections": 1100}]
+    "options",
+    [{}, {"solve": "cg"}, {"batch_size": 5, "test_batch": "same"}, {"max_rejections": 1100}],
 )
 def test_a_loss_without_lower_bound_ends_with_a_status_and_its_best_point(options, dtype):
     """Gradients grow as the loss falls, and σ with every rejection: their product is soon beyond all numbers."""
@@ -484,7 +592,9 @@ def test_a_step_of_length_zero_is_no_progress():
             return operator
 
     x = torch.eye(3, dtype=torch.float64)
-    problem = Broken(Euclidean(3), lambda x, t: x @ t, Gaussian(), x, torch.ones(3, dtype=torch.float64))
+    problem = Broken(
+        Euclidean(3), lambda x, t: x @ t, Gaussian(), x, torch.ones(3, dtype=torch.float64)
+    )
     result = minimize(problem, torch.zeros(3, dtype=torch.float64), solve="cg", max_rejections=6)
     assert result.iterations == 6
     assert result.status in {"stalled", "non_finite"}
@@ -498,7 +608,12 @@ def test_a_batch_whose_gradient_vanishes_is_passed_over():
     problem = NLLProblem(Euclidean(4), lambda x, t: x @ t, Gaussian(), x, y)
     for seed in range(4):
         result = minimize(
-            problem, torch.zeros(4, dtype=torch.float64), batch_size=1, test_batch="same", solve="cg", max_iter=60,
+            problem,
+            torch.zeros(4, dtype=torch.float64),
+            batch_size=1,
+            test_batch="same",
+            solve="cg",
+            max_iter=60,
             seed=seed,
         )
         assert result.value < 1e-3
@@ -519,13 +634,18 @@ def test_logistic_regression_on_the_sphere_from_many_starts():
 def test_steps_that_overshoot_are_told_from_good_ones_where_losses_are_blurred(seed):
     """Curved logits with noise: the Hessian is more than twice the Fisher information, so that full steps diverge."""
     g = torch.Generator().manual_seed(seed)
-    truth, x = Sphere(4).random_point(generator=g), torch.randn(30, 4, generator=g, dtype=torch.float64)
+    truth, x = (
+        Sphere(4).random_point(generator=g),
+        torch.randn(30, 4, generator=g, dtype=torch.float64),
+    )
 
     def model(x, w):
         z = x @ w
         return torch.stack([z, torch.tanh(z), 0.3 * z.square()], 1)
 
-    problem = NLLProblem(Sphere(4), model, Categorical(), x, Categorical().sample(model(x, truth), generator=g))
+    problem = NLLProblem(
+        Sphere(4), model, Categorical(), x, Categorical().sample(model(x, truth), generator=g)
+    )
     result = minimize(problem, Sphere(4).random_point(generator=g), max_iter=150)
     assert result.status == "converged", result
 
@@ -534,8 +654,12 @@ def test_a_batch_that_grows_beyond_all_samples_is_all_samples(tasks):
     task = tasks["sphere"]()
     count = task.problem.n_samples
     options = {"sigma": 0.1, "max_iter": 5}
-    growing = minimize(task.problem, task.x0, "rngd", batch_size=lambda k: count // 4 << k, **options)
-    bounded = minimize(task.problem, task.x0, "rngd", batch_size=lambda k: min(count // 4 << k, count), **options)
+    growing = minimize(
+        task.problem, task.x0, "rngd", batch_size=lambda k: count // 4 << k, **options
+    )
+    bounded = minimize(
+        task.problem, task.x0, "rngd", batch_size=lambda k: min(count // 4 << k, count), **options
+    )
     assert growing.trace["loss"] == bounded.trace["loss"]
 
 
@@ -543,7 +667,10 @@ def test_schedules_may_count_in_tensors(tasks):
     task = tasks["sphere"]()
     found = [
         minimize(task.problem, task.x0, "rngd", step=step, damping=0.1, max_iter=3).trace["loss"]
-        for step in (lambda k: 0.5 / (k + 1), lambda k: torch.tensor(0.5, dtype=torch.float64) / (k + 1))
+        for step in (
+            lambda k: 0.5 / (k + 1),
+            lambda k: torch.tensor(0.5, dtype=torch.float64) / (k + 1),
+        )
     ]
     assert found[0] == found[1]
 
@@ -552,7 +679,11 @@ def test_schedules_may_count_in_tensors(tasks):
     ("method", "options", "words"),
     [
         ("rngd", {"step": lambda k: -0.1}, r"step\(0\) must be a number ≥ 0, got -0.1"),
-        ("rngd", {"step": 0.1, "damping": lambda k: math.nan}, r"damping\(0\) must be a number ≥ 0, got nan"),
+        (
+            "rngd",
+            {"step": 0.1, "damping": lambda k: math.nan},
+            r"damping\(0\) must be a number ≥ 0, got nan",
+        ),
         ("rngd", {"batch_size": lambda k: 0}, "batch_size must be between 1 and n_samples"),
         ("rsvrg", {"step": lambda k: math.inf}, r"step\(0\) must be a number ≥ 0, got inf"),
         ("rngd", {"solve": "pinv"}, "solve='pinv' has no damping: it is for the fixed-step form"),

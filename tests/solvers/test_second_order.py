@@ -21,7 +21,9 @@ def randn(*shape, seed=0):
 def rayleigh(n=30, p=3):
     a = randn(n, n)
     a = a + a.T
-    return LossProblem(Grassmann(n, p), lambda u: -(u * (a @ u)).sum()), -float(torch.linalg.eigvalsh(a)[-p:].sum())
+    return LossProblem(Grassmann(n, p), lambda u: -(u * (a @ u)).sum()), -float(
+        torch.linalg.eigvalsh(a)[-p:].sum()
+    )
 
 
 @pytest.mark.parametrize("method", ["trust-region", "lbfgs"])
@@ -70,9 +72,14 @@ def test_trust_regions_leave_saddles_by_negative_curvature():
 def test_the_empirical_fisher_information_can_be_the_model():
     x, truth = randn(200, 5), Sphere(5).random_point(generator=torch.Generator().manual_seed(1))
     y = torch.tanh(x @ truth) + 0.3 * randn(200, seed=2)
-    problem = LossProblem(Sphere(5), lambda d, w: (torch.tanh(d[0] @ w) - d[1]).square() / 2, (x, y))
+    problem = LossProblem(
+        Sphere(5), lambda d, w: (torch.tanh(d[0] @ w) - d[1]).square() / 2, (x, y)
+    )
     start = Sphere(5).random_point(generator=torch.Generator().manual_seed(3))
-    runs = {model: minimize(problem, start, "trust-region", model=model) for model in ("hessian", "empirical")}
+    runs = {
+        model: minimize(problem, start, "trust-region", model=model)
+        for model in ("hessian", "empirical")
+    }
     assert all(run.success for run in runs.values())
     assert runs["hessian"].value == pytest.approx(runs["empirical"].value, rel=1e-10)
 
@@ -98,10 +105,14 @@ def test_means_of_covariances_and_of_rotations(method):
 @pytest.mark.parametrize("manifold", [Sphere(5), Rotations(3), SPD(3)], ids=repr)
 def test_pymanopt_finds_the_same_minimum(manifold):
     pymanopt = pytest.importorskip("pymanopt")
-    theirs = {"Sphere": lambda: pymanopt.manifolds.Sphere(5),
-              "Rotations": lambda: pymanopt.manifolds.SpecialOrthogonalGroup(3),
-              "SPD": lambda: pymanopt.manifolds.SymmetricPositiveDefinite(3)}[type(manifold).__name__]()  # fmt: skip
-    weights = randn(manifold.point_shape[-1], manifold.point_shape[-1]) + 3 * torch.eye(manifold.point_shape[-1])
+    theirs = {
+        "Sphere": lambda: pymanopt.manifolds.Sphere(5),
+        "Rotations": lambda: pymanopt.manifolds.SpecialOrthogonalGroup(3),
+        "SPD": lambda: pymanopt.manifolds.SymmetricPositiveDefinite(3),
+    }[type(manifold).__name__]()
+    weights = randn(manifold.point_shape[-1], manifold.point_shape[-1]) + 3 * torch.eye(
+        manifold.point_shape[-1]
+    )
 
     def cost(x):
         image = weights @ x
@@ -110,21 +121,33 @@ def test_pymanopt_finds_the_same_minimum(manifold):
         return image.square().sum() - image.reshape(-1)[0]
 
     start = manifold.random_point(generator=torch.Generator().manual_seed(1))
-    lowest = [minimize(LossProblem(manifold, cost), start, method).value for method in ("trust-region", "lbfgs")]
+    lowest = [
+        minimize(LossProblem(manifold, cost), start, method).value
+        for method in ("trust-region", "lbfgs")
+    ]
     problem = pymanopt.Problem(theirs, pymanopt.function.pytorch(theirs)(cost))
     found = pymanopt.optimizers.TrustRegions(verbosity=0).run(problem, initial_point=start.numpy())
     assert lowest == pytest.approx([float(found.cost)] * 2, rel=1e-12)
 
 
-@pytest.mark.parametrize(("method", "options", "message"), [
-    ("trust-region", {"radius": -1}, "radius must be a number > 0, got -1"),
-    ("trust-region", {"model": "exact"}, r"fisher must be one of \['empirical', 'observed'\], got 'exact'"),
-    ("trust-region", {"max_products": 0}, "max_products must be at least 1, got 0"),
-    ("lbfgs", {"memory": 0}, "memory must be at least 1, got 0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("trust-region", {"radius": -1}, "radius must be a number > 0, got -1"),
+        (
+            "trust-region",
+            {"model": "exact"},
+            r"fisher must be one of \['empirical', 'observed'\], got 'exact'",
+        ),
+        ("trust-region", {"max_products": 0}, "max_products must be at least 1, got 0"),
+        ("lbfgs", {"memory": 0}, "memory must be at least 1, got 0"),
+    ],
+)
 def test_options_are_checked(method, options, message):
     with pytest.raises(ValueError, match=message):
-        minimize(LossProblem(Sphere(3), lambda w: w[0]), torch.eye(3, dtype=FLOAT)[1], method, **options)
+        minimize(
+            LossProblem(Sphere(3), lambda w: w[0]), torch.eye(3, dtype=FLOAT)[1], method, **options
+        )
 
 
 @pytest.mark.parametrize("method", ["trust-region", "lbfgs"])

@@ -33,7 +33,9 @@ def statistics(data, stored, part):
     rows = stored[f"{part}_rows"].astype(np.int64)
     task = np.repeat(np.arange(len(stored[f"{part}_ptr"]) - 1), np.diff(stored[f"{part}_ptr"]))
     assert np.array_equal(data.task[rows], task)
-    return TaskStatistics.from_rows(torch.tensor(data.X[rows]), torch.tensor(data.y[rows]), torch.tensor(task))
+    return TaskStatistics.from_rows(
+        torch.tensor(data.X[rows]), torch.tensor(data.y[rows]), torch.tensor(task)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +131,9 @@ def released_steps(problem, U, samples):
     return torch.tensor(x.astype(np.float64))
 
 
-@pytest.mark.skipif(np.finfo(np.longdouble).eps > 1e-18, reason="numpy has no extended precision on this machine")
+@pytest.mark.skipif(
+    np.finfo(np.longdouble).eps > 1e-18, reason="numpy has no extended precision on this machine"
+)
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_the_first_inner_steps_agree_with_the_released_formula(school, steps):
     problem, U, samples = school
@@ -144,6 +148,8 @@ def test_whole_epochs_stay_close_to_the_recorded_run(school):
     problem, x, samples = school
     run = recorded("rngd")
     for epoch, order in enumerate(samples[:10]):
-        x = problem.snapshot(x).epoch(x, torch.tensor(order).split(1), step=STEP / 139, kind="kronecker")
+        x = problem.snapshot(x).epoch(
+            x, torch.tensor(order).split(1), step=STEP / 139, kind="kronecker"
+        )
         # rounding grows chaotically within an epoch (the record says half a percent), so costs agree, paths do not
         assert float(problem.loss(x)) == pytest.approx(run["train_cost"][epoch + 1], rel=1e-2)

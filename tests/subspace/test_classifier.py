@@ -14,7 +14,9 @@ from fisherfold import datasets
 from fisherfold.subspace.classifier import SubspaceClassifier
 from fisherfold.subspace.regressor import SubspaceRegressor
 
-needs_data = pytest.mark.skipif(not os.environ.get("FISHERFOLD_DATA"), reason="FISHERFOLD_DATA is not set")
+needs_data = pytest.mark.skipif(
+    not os.environ.get("FISHERFOLD_DATA"), reason="FISHERFOLD_DATA is not set"
+)
 
 
 def rows(seed=0, tasks=15, per_task=40, n=8):
@@ -34,7 +36,9 @@ NOT_DETERMINED = "one task determines one direction of the subspace; rounding mo
 @parametrize_with_checks(
     [SubspaceClassifier(ridge=1.0)],
     expected_failed_checks=lambda e: {
-        "check_sample_weight_equivalence_on_dense_data": SPLIT if e.ridge == "auto" else NOT_DETERMINED
+        "check_sample_weight_equivalence_on_dense_data": SPLIT
+        if e.ridge == "auto"
+        else NOT_DETERMINED
     },
 )
 @pytest.mark.filterwarnings("ignore")
@@ -61,7 +65,9 @@ def test_related_tasks_help_each_other():
     few = np.zeros(len(task), dtype=bool)
     for name in set(task):
         few[np.flatnonzero(task == name)[:20]] = True
-    model = SubspaceClassifier(rank=2, fit_intercept=False, random_state=0).fit(X[few], y[few], task=task[few])
+    model = SubspaceClassifier(rank=2, fit_intercept=False, random_state=0).fit(
+        X[few], y[few], task=task[few]
+    )
     ours = model.score(X[~few], y[~few], task=task[~few])
     alone = []
     for name in sorted(set(task)):
@@ -72,14 +78,18 @@ def test_related_tasks_help_each_other():
 
 def test_full_rank_is_ridge_logistic_regression_per_task():
     X, y, task = rows()
-    model = SubspaceClassifier(rank=8, ridge=2.0, fit_intercept=False, scale=False).fit(X, y, task=task)
+    model = SubspaceClassifier(rank=8, ridge=2.0, fit_intercept=False, scale=False).fit(
+        X, y, task=task
+    )
     for name in ("t0", "t7"):
         peer = LogisticRegression(C=0.5, fit_intercept=False, tol=1e-12, solver="newton-cholesky")
         peer.fit(X[task == name], y[task == name])
         number = list(model.task_ids_).index(name)
         np.testing.assert_allclose(model.coef_[number], peer.coef_[0], rtol=1e-6, atol=1e-7)
         expected = peer.predict_proba(X[:5])
-        np.testing.assert_allclose(model.predict_proba(X[:5], task=[name] * 5), expected, rtol=1e-6, atol=1e-8)
+        np.testing.assert_allclose(
+            model.predict_proba(X[:5], task=[name] * 5), expected, rtol=1e-6, atol=1e-8
+        )
 
 
 def unbalanced(tasks=12, per_task=10):
@@ -95,7 +105,9 @@ def test_a_ridge_draws_tasks_to_the_share_of_the_class():
         model = SubspaceClassifier(rank=rank, ridge=1e6).fit(X, y, task=task)
         np.testing.assert_allclose(model.predict_proba(X, task=task)[:, 1], expected, rtol=1e-3)
         model.fold_in(X[:3], y[:3], task=["new"] * 3)
-        np.testing.assert_allclose(model.predict_proba(X[:5], task=["new"] * 5)[:, 1], expected, rtol=1e-3)
+        np.testing.assert_allclose(
+            model.predict_proba(X[:5], task=["new"] * 5)[:, 1], expected, rtol=1e-3
+        )
     plain = SubspaceClassifier(rank=2, ridge=1e6, fit_intercept=False).fit(X, y, task=task)
     np.testing.assert_allclose(plain.predict_proba(X, task=task), 0.5, atol=1e-3)
 
@@ -103,7 +115,9 @@ def test_a_ridge_draws_tasks_to_the_share_of_the_class():
 def test_the_common_log_odds_are_given_in_all_rows(tmp_path):
     X, y, task = unbalanced()
     weight = np.random.default_rng(1).integers(1, 3, size=len(y))
-    model = SubspaceClassifier(rank=4, ridge=0.7, scale=False).fit(X, y, task=task, sample_weight=weight)
+    model = SubspaceClassifier(rank=4, ridge=0.7, scale=False).fit(
+        X, y, task=task, sample_weight=weight
+    )
     odds = np.log(weight[y == 1].sum() + 0.5) - np.log(weight[y == 0].sum() + 0.5)
     centre = np.average(X, axis=0, weights=weight)
     chosen = task == 3
@@ -118,15 +132,21 @@ def test_the_common_log_odds_are_given_in_all_rows(tmp_path):
     np.testing.assert_allclose(same.intercept_, model.intercept_, rtol=1e-9)
     model.save(tmp_path / "model")
     loaded = SubspaceClassifier.load(tmp_path / "model")
-    np.testing.assert_array_equal(loaded.predict_proba(X, task=task), model.predict_proba(X, task=task))
+    np.testing.assert_array_equal(
+        loaded.predict_proba(X, task=task), model.predict_proba(X, task=task)
+    )
 
 
 @pytest.mark.parametrize("fisher", ["kronecker", "exact"])
 def test_both_fisher_kinds_lower_the_loss_to_the_same_place(fisher):
     X, y, task = rows()
-    model = SubspaceClassifier(rank=2, ridge=1.0, fisher=fisher, max_iter=300, tol=1e-12).fit(X, y, task=task)
+    model = SubspaceClassifier(rank=2, ridge=1.0, fisher=fisher, max_iter=300, tol=1e-12).fit(
+        X, y, task=task
+    )
     losses = [row["loss"] for row in model.trace_]
-    reference = SubspaceClassifier(rank=2, ridge=1.0, fisher="exact", max_iter=300, tol=1e-12).fit(X, y, task=task)
+    reference = SubspaceClassifier(rank=2, ridge=1.0, fisher="exact", max_iter=300, tol=1e-12).fit(
+        X, y, task=task
+    )
     assert losses[-1] < losses[0]
     assert losses[-1] == pytest.approx(reference.trace_[-1]["loss"], rel=1e-3)
 
@@ -142,7 +162,9 @@ def test_folding_in_and_unseen_tasks():
     model.fold_in(X[held][:30], y[held][:30], task=task[held][:30])
     np.testing.assert_array_equal(model.decision_function(X[~held], task=task[~held]), before)
     assert model.score(X[held][30:], y[held][30:], task=task[held][30:]) > 0.6
-    with pytest.raises(ValueError, match=r"y must hold the classes \['no', 'yes'\], got also \['maybe'\]"):
+    with pytest.raises(
+        ValueError, match=r"y must hold the classes \['no', 'yes'\], got also \['maybe'\]"
+    ):
         model.fold_in(X[:1], ["maybe"], task=["t9"])
 
 
@@ -151,7 +173,9 @@ def test_a_saved_model_predicts_the_same(tmp_path):
     model = SubspaceClassifier(rank=2).fit(X, y, task=task)
     model.save(tmp_path / "model")
     loaded = SubspaceClassifier.load(tmp_path / "model")
-    np.testing.assert_array_equal(loaded.predict_proba(X, task=task), model.predict_proba(X, task=task))
+    np.testing.assert_array_equal(
+        loaded.predict_proba(X, task=task), model.predict_proba(X, task=task)
+    )
     np.testing.assert_array_equal(loaded.predict(X, task=task), model.predict(X, task=task))
     assert loaded.ridge_errors_ == model.ridge_errors_
     with pytest.raises(ValueError, match="holds a SubspaceClassifier, not a SubspaceRegressor"):
@@ -213,12 +237,15 @@ def test_real_sets_are_no_worse_than_a_classifier_per_task(name):
 
 @pytest.mark.parametrize("missing", [None, np.nan, pd.NA], ids=str)
 @pytest.mark.parametrize(
-    "form", [list, pd.Series, lambda y: pd.Series(y, dtype="string"), lambda y: np.array(y, dtype=object)]
+    "form",
+    [list, pd.Series, lambda y: pd.Series(y, dtype="string"), lambda y: np.array(y, dtype=object)],
 )
 def test_a_missing_label_is_named(missing, form):
     X, y, task = rows(tasks=3)
     model = SubspaceClassifier(rank=1, ridge=1.0).fit(X, y, task=task)
     holes = form([*y[:7], missing, *y[8:]])
     for call in (model.fit, model.fold_in):
-        with pytest.raises(ValueError, match="y must have no missing labels, the first is at position 7"):
+        with pytest.raises(
+            ValueError, match="y must have no missing labels, the first is at position 7"
+        ):
             call(X, holes, task=task)

@@ -18,7 +18,9 @@ def case(tasks: int, rows: int, n: int, p: int) -> tuple[TaskStatistics, Subspac
         return torch.randn(shape, generator=draw, dtype=torch.float64)
 
     root = normal(p, p)
-    prior = SubspacePrior(normal(n), torch.linalg.qr(normal(n, p))[0], root @ root.mT, 0.5 + normal(tasks) ** 2)
+    prior = SubspacePrior(
+        normal(n), torch.linalg.qr(normal(n, p))[0], root @ root.mT, 0.5 + normal(tasks) ** 2
+    )
     task = torch.arange(tasks).repeat_interleave(rows)
     return TaskStatistics.from_rows(normal(len(task), n), normal(len(task)), task), prior
 
@@ -38,7 +40,9 @@ def dense_information(statistics: TaskStatistics, prior: SubspacePrior) -> torch
 
 
 @pytest.mark.parametrize("entries", [1, 100, 2**18])
-@pytest.mark.parametrize(("tasks", "rows", "n", "p"), [(5, 3, 7, 2), (4, 9, 6, 6), (1, 4, 5, 1), (9, 1, 1, 1)])
+@pytest.mark.parametrize(
+    ("tasks", "rows", "n", "p"), [(5, 3, 7, 2), (4, 9, 6, 6), (1, 4, 5, 1), (9, 1, 1, 1)]
+)
 def test_chunks_of_any_size_give_the_dense_matrices(
     tasks: int, rows: int, n: int, p: int, entries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -46,8 +50,12 @@ def test_chunks_of_any_size_give_the_dense_matrices(
     statistics, prior = case(tasks, rows, n, p)
     found = posterior(statistics, prior)
     dense = dense_information(statistics, prior)
-    torch.testing.assert_close(shared_information(statistics, prior, found), dense, rtol=1e-12, atol=1e-12)
-    half = torch.randn((1 + p) * n, (1 + p) * n, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    torch.testing.assert_close(
+        shared_information(statistics, prior, found), dense, rtol=1e-12, atol=1e-12
+    )
+    half = torch.randn(
+        (1 + p) * n, (1 + p) * n, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
     covariance = (half @ half.mT).reshape(1 + p, n, 1 + p, n)
 
     def inner(log_noise: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,9 @@ def case(seed: int = 0, rank: int = 2, ridge: float = 0.7, n: int = 5):
     task = torch.repeat_interleave(torch.arange(4), torch.tensor(SIZES))
     task = task[torch.randperm(len(task), generator=g)]
     X = torch.randn(len(task), n, generator=g, dtype=torch.float64)
-    y = (X[:, 0] * (task - 1.5) + torch.randn(len(task), generator=g, dtype=torch.float64) > 0).double()
+    y = (
+        X[:, 0] * (task - 1.5) + torch.randn(len(task), generator=g, dtype=torch.float64) > 0
+    ).double()
     weight = 0.5 + torch.rand(len(task), generator=g, dtype=torch.float64)
     offset = 0.3 * torch.randn(len(task), generator=g, dtype=torch.float64)
     rows = LabelledRows.make(X, y, task, weight=weight, offset=offset)
@@ -58,7 +60,9 @@ def test_the_gradient_is_the_derivative_of_the_minimised_loss():
         v = problem.manifold.random_tangent(U, generator=torch.Generator().manual_seed(seed))
         h = 1e-5
         ahead, behind = (problem.loss(problem.manifold.exp(U, s * v)) for s in (h, -h))
-        assert float((ahead - behind) / (2 * h)) == pytest.approx(float((gradient * v).sum()), rel=1e-7, abs=1e-9)
+        assert float((ahead - behind) / (2 * h)) == pytest.approx(
+            float((gradient * v).sum()), rel=1e-7, abs=1e-9
+        )
 
 
 @pytest.mark.parametrize("ridge", [1e-2, 1e-4, 1e-8])

@@ -9,7 +9,13 @@ from itertools import pairwise
 import pytest
 import torch
 
-from fisherfold.subspace.marginal import MarginalSubspaceProblem, SubspacePrior, information, posterior, start
+from fisherfold.subspace.marginal import (
+    MarginalSubspaceProblem,
+    SubspacePrior,
+    information,
+    posterior,
+    start,
+)
 from fisherfold.subspace.marginal_fit import (
     NOISE_ROWS,
     _settled,
@@ -43,7 +49,9 @@ def case(seed: int = 0, rank: int = 2, singular: bool = False):
 
 
 def covariance_of(U, prior, Xt, t):
-    return prior.noise[t] * torch.eye(len(Xt), dtype=U.dtype) + Xt @ U @ prior.covariance @ U.T @ Xt.T
+    return (
+        prior.noise[t] * torch.eye(len(Xt), dtype=U.dtype) + Xt @ U @ prior.covariance @ U.T @ Xt.T
+    )
 
 
 def dense_losses(U, mean, prior, rows, tasks=range(5)):
@@ -52,7 +60,9 @@ def dense_losses(U, mean, prior, rows, tasks=range(5)):
     for t in tasks:
         Xt, r = X[task == t], y[task == t] - X[task == t] @ mean
         C = covariance_of(U, prior, Xt, t)
-        terms.append((len(r) * math.log(2 * math.pi) + torch.logdet(C) + r @ torch.linalg.solve(C, r)) / 2)
+        terms.append(
+            (len(r) * math.log(2 * math.pi) + torch.logdet(C) + r @ torch.linalg.solve(C, r)) / 2
+        )
     return torch.stack(terms)
 
 
@@ -60,7 +70,9 @@ def dense_losses(U, mean, prior, rows, tasks=range(5)):
 def test_losses_are_the_dense_gaussian_densities(singular):
     statistics, prior, rows = case(singular=singular)
     expected = dense_losses(prior.frame, prior.mean, prior, rows)
-    torch.testing.assert_close(posterior(statistics, prior).losses, expected, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(
+        posterior(statistics, prior).losses, expected, rtol=1e-11, atol=1e-11
+    )
 
 
 def weights_of(fit):
@@ -73,7 +85,11 @@ def test_the_posterior_is_that_of_conditioning_the_joint_gaussian():
     found = posterior(statistics, prior)
     for t in range(len(SIZES)):
         Xt, r = X[task == t], y[task == t] - X[task == t] @ prior.mean
-        gain = prior.covariance @ (Xt @ prior.frame).T @ torch.linalg.inv(covariance_of(prior.frame, prior, Xt, t))
+        gain = (
+            prior.covariance
+            @ (Xt @ prior.frame).T
+            @ torch.linalg.inv(covariance_of(prior.frame, prior, Xt, t))
+        )
         torch.testing.assert_close(found.mean[t], gain @ r, rtol=1e-10, atol=1e-12)
         expected = prior.covariance - gain @ Xt @ prior.frame @ prior.covariance
         torch.testing.assert_close(found.covariance[t], expected, rtol=1e-10, atol=1e-12)
@@ -84,9 +100,13 @@ def test_the_gradient_is_that_of_the_dense_density(singular):
     statistics, prior, rows = case(singular=singular)
     problem = MarginalSubspaceProblem(statistics, prior)
     tasks = range(5)
-    expected = torch.func.grad(lambda U: dense_losses(U, prior.mean, prior, rows, tasks).mean())(prior.frame)
+    expected = torch.func.grad(lambda U: dense_losses(U, prior.mean, prior, rows, tasks).mean())(
+        prior.frame
+    )
     loss, gradient = problem.loss_and_gradient(prior.frame)
-    torch.testing.assert_close(gradient, problem.manifold.project(prior.frame, expected), rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(
+        gradient, problem.manifold.project(prior.frame, expected), rtol=1e-10, atol=1e-11
+    )
     torch.testing.assert_close(problem.gradient(prior.frame), gradient)
     torch.testing.assert_close(loss, problem.loss(prior.frame))
 
@@ -97,7 +117,10 @@ def test_the_exact_fisher_is_half_the_trace_of_the_dense_covariances():
     U = prior.frame
     tasks = range(5)
     operator = problem.fisher(U, kind="exact")
-    basis = [problem.manifold.random_tangent(U, generator=torch.Generator().manual_seed(s)) for s in range(5)]
+    basis = [
+        problem.manifold.random_tangent(U, generator=torch.Generator().manual_seed(s))
+        for s in range(5)
+    ]
     for H in basis:
         for K in basis[:2]:
             total = 0.0
@@ -110,7 +133,9 @@ def test_the_exact_fisher_is_half_the_trace_of_the_dense_covariances():
                 C = covariance(U)
                 jacobian = torch.func.jacrev(covariance)(U)
                 dH, dK = ((jacobian * v).sum((-2, -1)) for v in (H, K))
-                total = total + torch.trace(torch.linalg.solve(C, dH) @ torch.linalg.solve(C, dK)) / 2
+                total = (
+                    total + torch.trace(torch.linalg.solve(C, dH) @ torch.linalg.solve(C, dK)) / 2
+                )
             found = (K * operator.matvec(H)).sum()
             torch.testing.assert_close(found, total / len(list(tasks)), rtol=1e-10, atol=1e-11)
 
@@ -143,13 +168,20 @@ def test_the_kronecker_form_is_the_product_of_the_means():
     statistics, prior, (X, _, task) = case()
     problem = MarginalSubspaceProblem(statistics, prior)
     U = prior.frame
-    S = [X[task == t].T @ torch.linalg.solve(covariance_of(U, prior, X[task == t], t), X[task == t]) for t in range(5)]
+    S = [
+        X[task == t].T @ torch.linalg.solve(covariance_of(U, prior, X[task == t], t), X[task == t])
+        for t in range(5)
+    ]
     R = [prior.covariance @ U.T @ s @ U @ prior.covariance for s in S]
     v = problem.manifold.random_tangent(U, generator=torch.Generator().manual_seed(1))
     expected = problem.manifold.project(U, sum(S) / 5 @ v @ (sum(R) / 5))
-    torch.testing.assert_close(problem.fisher(U, kind="kronecker") @ v, expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        problem.fisher(U, kind="kronecker") @ v, expected, rtol=1e-10, atol=1e-12
+    )
     found = posterior(statistics, prior)
-    torch.testing.assert_close(information(statistics, prior.noise, found), sum(S), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        information(statistics, prior.noise, found), sum(S), rtol=1e-10, atol=1e-12
+    )
 
 
 def test_the_mean_is_the_maximiser_of_the_density():
@@ -164,7 +196,9 @@ def test_directions_that_no_row_has_leave_the_mean_alone():
     X[:, 3] = 0
     statistics = TaskStatistics.from_rows(X, y, task)
     prior = start(statistics, rank=2)
-    assert float(update_mean(statistics, prior).mean[3]) == pytest.approx(float(prior.mean[3]), abs=1e-12)
+    assert float(update_mean(statistics, prior).mean[3]) == pytest.approx(
+        float(prior.mean[3]), abs=1e-12
+    )
 
 
 @pytest.mark.parametrize("noise", ["task", "shared"])
@@ -184,7 +218,10 @@ def test_each_closed_form_lowers_the_loss(noise, expanded, monkeypatch):
     prior = replace(prior, noise=prior.noise.mean().expand(5)) if noise == "shared" else prior
     for _ in range(30):
         values = [total(prior)]
-        for update in (lambda p: update_mean(statistics, p), lambda p: _update_moments(statistics, p, noise)):
+        for update in (
+            lambda p: update_mean(statistics, p),
+            lambda p: _update_moments(statistics, p, noise),
+        ):
             prior = update(prior)
             values.append(total(prior))
         assert values[1] <= values[0] + 1e-9
@@ -235,7 +272,9 @@ def test_the_frame_of_a_fit_is_stationary_on_the_manifold():
     fit = fit_marginal(statistics, rank=2, tol=1e-13, max_rounds=2000)
     problem = MarginalSubspaceProblem(statistics, fit.prior)
     first = MarginalSubspaceProblem(statistics, start(statistics, rank=2))
-    assert float(problem.gradient(fit.prior.frame).norm()) < 1e-3 * float(first.gradient(first.prior.frame).norm())
+    assert float(problem.gradient(fit.prior.frame).norm()) < 1e-3 * float(
+        first.gradient(first.prior.frame).norm()
+    )
 
 
 def test_noise_free_data_does_not_end_in_a_division_by_zero():
@@ -254,7 +293,8 @@ def test_a_loss_that_rises_by_rounding_is_not_taken_for_settled(noise):
     g = torch.Generator().manual_seed(1)
     task = torch.arange(160) % 20
     mean, offsets, directions, X = (
-        torch.randn(shape, generator=g, dtype=torch.float64) for shape in ((6,), (20, 2), (2, 6), (160, 6))
+        torch.randn(shape, generator=g, dtype=torch.float64)
+        for shape in ((6,), (20, 2), (2, 6), (160, 6))
     )
     y = (X * (mean + offsets @ directions)[task]).sum(1)
     fit = fit_marginal(TaskStatistics.from_rows(X, y, task), rank=3, noise=noise)

@@ -11,7 +11,12 @@ from scipy.stats import norm
 
 from fisherfold import SubspaceRegressor
 from fisherfold.subspace import noise as subspace_noise
-from fisherfold.subspace.marginal import MarginalSubspaceProblem, SubspacePrior, factor_above_one, posterior
+from fisherfold.subspace.marginal import (
+    MarginalSubspaceProblem,
+    SubspacePrior,
+    factor_above_one,
+    posterior,
+)
 from fisherfold.subspace.marginal_fit import common_noise, fit_marginal
 from fisherfold.subspace.noise import SharedPrior, _Search, fit_noise, shared_information
 from fisherfold.subspace.tasks import TaskStatistics
@@ -23,12 +28,16 @@ def table(seed: int, tasks: int, rows: int, n: int, noise: float = 1.0):
     task = np.repeat(np.arange(tasks), rows)
     weights = draw.normal(size=n) + draw.normal(size=(tasks, 2)) @ draw.normal(size=(2, n))
     X, fresh = draw.normal(size=(2, len(task), n))
-    y, later = ((part * weights[task]).sum(1) + noise * draw.normal(size=len(task)) for part in (X, fresh))
+    y, later = (
+        (part * weights[task]).sum(1) + noise * draw.normal(size=len(task)) for part in (X, fresh)
+    )
     return X, y, task, fresh, later
 
 
 def fitted(noise: str = "task", **shape: int) -> tuple[TaskStatistics, SubspacePrior]:
-    X, y, task, *_ = (torch.tensor(part) for part in table(0, **({"tasks": 7, "rows": 5, "n": 4} | shape)))
+    X, y, task, *_ = (
+        torch.tensor(part) for part in table(0, **({"tasks": 7, "rows": 5, "n": 4} | shape))
+    )
     statistics = TaskStatistics.from_rows(X, y, task)
     return statistics, fit_marginal(statistics, rank=2, noise=noise).prior
 
@@ -36,10 +45,15 @@ def fitted(noise: str = "task", **shape: int) -> tuple[TaskStatistics, SubspaceP
 def half_log_determinant(statistics: TaskStatistics, prior: SubspacePrior) -> torch.Tensor:
     """½ log det(I + R F R) with F from the covariances of the targets, ½ tr(C⁻¹ dC C⁻¹ dC), entry by entry."""
     n, p = prior.frame.shape
-    loading, information = prior.frame @ prior.covariance, torch.zeros((1 + p) * n, (1 + p) * n, dtype=torch.float64)
+    loading, information = (
+        prior.frame @ prior.covariance,
+        torch.zeros((1 + p) * n, (1 + p) * n, dtype=torch.float64),
+    )
     for gram, noise in zip(statistics.gram, prior.noise, strict=True):
         X = torch.linalg.cholesky(gram + 1e-14 * gram.trace() * torch.eye(n, dtype=gram.dtype)).T
-        inverse = torch.linalg.inv(noise * torch.eye(n, dtype=X.dtype) + X @ loading @ prior.frame.T @ X.T)
+        inverse = torch.linalg.inv(
+            noise * torch.eye(n, dtype=X.dtype) + X @ loading @ prior.frame.T @ X.T
+        )
         information[:n, :n] += X.T @ inverse @ X
         changes = []
         for k in range(p):
@@ -52,7 +66,10 @@ def half_log_determinant(statistics: TaskStatistics, prior: SubspacePrior) -> to
         information[n:, n:] += torch.einsum("aij,bji->ab", changes, changes) / 2
     known = SharedPrior.of(statistics, prior)
     root = torch.kron(known.root, torch.diag(known.units))
-    return torch.linalg.slogdet(torch.eye(len(root), dtype=root.dtype) + root @ information @ root)[1] / 2
+    return (
+        torch.linalg.slogdet(torch.eye(len(root), dtype=root.dtype) + root @ information @ root)[1]
+        / 2
+    )
 
 
 def test_the_information_of_the_subspace_is_that_of_the_problem() -> None:
@@ -62,7 +79,9 @@ def test_the_information_of_the_subspace_is_that_of_the_problem() -> None:
     v = problem.manifold.random_tangent(prior.frame, generator=torch.Generator().manual_seed(0))
     product = torch.einsum("kilj,jl->ik", information[1:, :, 1:, :], v) / statistics.n_tasks
     expected = problem.fisher(prior.frame).matvec(v)
-    torch.testing.assert_close(problem.manifold.project(prior.frame, product), expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        problem.manifold.project(prior.frame, product), expected, rtol=1e-10, atol=1e-12
+    )
 
 
 def test_the_determinant_is_that_of_the_covariances_of_the_targets() -> None:
@@ -78,7 +97,9 @@ def test_one_task_with_a_strong_signal_has_the_noise_of_the_textbook(noise: str,
     """The posterior of s² is an inverse gamma distribution with ν = rows - features degrees of freedom."""
     draw = torch.Generator().manual_seed(rows)
     X = torch.randn(rows, 4, generator=draw, dtype=torch.float64)
-    y = X @ torch.full((4,), 100.0, dtype=torch.float64) + torch.randn(rows, generator=draw, dtype=torch.float64)
+    y = X @ torch.full((4,), 100.0, dtype=torch.float64) + torch.randn(
+        rows, generator=draw, dtype=torch.float64
+    )
     statistics = TaskStatistics.from_rows(X, y, torch.zeros(rows, dtype=torch.int64))
     prior = fit_marginal(statistics, rank=1, noise=noise).prior
     errors = ((y - X @ torch.linalg.lstsq(X, y).solution) ** 2).sum()
@@ -86,7 +107,9 @@ def test_one_task_with_a_strong_signal_has_the_noise_of_the_textbook(noise: str,
     assert found.common == pytest.approx(float(errors) / (rows - 4 - 2), rel=0.01)
 
 
-def test_where_rows_are_plenty_the_search_finds_what_one_step_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_rows_are_plenty_the_search_finds_what_one_step_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     statistics, prior = fitted("shared", tasks=25, rows=20)
     step = fit_noise(statistics, prior, "shared")
     monkeypatch.setattr(subspace_noise, "_SMALL", 0.0)
@@ -106,13 +129,20 @@ def test_steps_in_the_noise_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_units_of_targets_and_features_do_not_matter() -> None:
     X, y, task, *_ = table(3, 12, 3, 4)
-    models = [SubspaceRegressor(rank=2).fit(a * X, b * y, task=task) for a, b in ((1, 1), (1e6, 1e-5))]
-    np.testing.assert_allclose(models[1].noise_variance_, 1e-10 * models[0].noise_variance_, rtol=1e-4)
+    models = [
+        SubspaceRegressor(rank=2).fit(a * X, b * y, task=task) for a, b in ((1, 1), (1e6, 1e-5))
+    ]
+    np.testing.assert_allclose(
+        models[1].noise_variance_, 1e-10 * models[0].noise_variance_, rtol=1e-4
+    )
 
 
 def test_of_weights_that_add_up_to_a_few_rows_nothing_is_learnt() -> None:
     statistics, prior = fitted()
-    light = {name: 0.1 * getattr(statistics, name) for name in ("gram", "cross", "power", "sums", "counts")}
+    light = {
+        name: 0.1 * getattr(statistics, name)
+        for name in ("gram", "cross", "power", "sums", "counts")
+    }
     found = fit_noise(replace(statistics, **light), prior, "task")
     assert found.prior is prior
     assert found.common == common_noise(prior.noise, "task", statistics.all_tasks)
@@ -157,7 +187,9 @@ def test_factors_of_matrices_above_one_survive_rounding() -> None:
 
 @pytest.mark.parametrize("noise", ["task", "shared"])
 @pytest.mark.parametrize("seed", [5, 43])
-def test_rows_that_are_fitted_all_but_exactly_leave_finite_deviations(noise: str, seed: int) -> None:
+def test_rows_that_are_fitted_all_but_exactly_leave_finite_deviations(
+    noise: str, seed: int
+) -> None:
     """With as many directions as features and hardly more rows, next to no noise is left, and rounding speaks."""
     draw = np.random.default_rng(seed)
     task = np.repeat(np.arange(5), draw.integers(1, 5, size=5))
@@ -184,4 +216,7 @@ def test_a_likelihood_that_has_fitted_the_noise_is_left_for_where_there_is_some(
     model = SubspaceRegressor(rank=2, noise="shared").fit(X, y, task=task)
     values, deviations = model.predict(fresh, task=later, return_std=True)
     assert np.mean((values - truth) ** 2) < 1.5 * np.mean(truth**2)
-    assert np.mean(np.abs(truth + 0.5 * draw.normal(size=1000) - values) < norm.ppf(0.95) * deviations) > 0.7
+    assert (
+        np.mean(np.abs(truth + 0.5 * draw.normal(size=1000) - values) < norm.ppf(0.95) * deviations)
+        > 0.7
+    )

@@ -19,7 +19,9 @@ from fisherfold.subspace.predictive import TaskSpread, extend_spread, task_sprea
 from fisherfold.subspace.tasks import TaskStatistics
 
 
-def related(seed: int = 0, tasks: int = 6, rows: int = 9, n: int = 4, rank: int = 2, noise: float = 0.5):
+def related(
+    seed: int = 0, tasks: int = 6, rows: int = 9, n: int = 4, rank: int = 2, noise: float = 0.5
+):
     draw = np.random.default_rng(seed)
     task = np.repeat(np.arange(tasks), rows)
     weights = draw.normal(size=n) + draw.normal(size=(tasks, rank)) @ draw.normal(size=(rank, n))
@@ -28,7 +30,9 @@ def related(seed: int = 0, tasks: int = 6, rows: int = 9, n: int = 4, rank: int 
     return torch.tensor(X), torch.tensor(y), torch.tensor(task)
 
 
-def fitted(rows, rank: int = 2, noise: str = "task") -> tuple[TaskStatistics, SubspacePrior, TaskSpread]:
+def fitted(
+    rows, rank: int = 2, noise: str = "task"
+) -> tuple[TaskStatistics, SubspacePrior, TaskSpread]:
     statistics = TaskStatistics.from_rows(*rows)
     found = fit_noise(statistics, fit_marginal(statistics, rank=rank, noise=noise).prior, noise)
     return statistics, found.prior, task_spread(statistics, found.prior, noise, common=found.common)
@@ -37,7 +41,12 @@ def fitted(rows, rank: int = 2, noise: str = "task") -> tuple[TaskStatistics, Su
 def dense(rows, prior: SubspacePrior, noise: torch.Tensor):
     """K, the moments of ã_t and B_t by the definitions, with ½ tr(C⁻¹ dC C⁻¹ dC), C the covariance of the targets."""
     X, y, task = rows
-    n, k, frame, loading = X.shape[1], 1 + prior.frame.shape[1], prior.frame, prior.frame @ prior.covariance
+    n, k, frame, loading = (
+        X.shape[1],
+        1 + prior.frame.shape[1],
+        prior.frame,
+        prior.frame @ prior.covariance,
+    )
     sizes = torch.diag((X**2).mean(0))
     found = torch.zeros(k, k, dtype=X.dtype)
     found[0, 0] = prior.mean @ sizes @ prior.mean / n
@@ -47,7 +56,10 @@ def dense(rows, prior: SubspacePrior, noise: torch.Tensor):
         A, features = X[task == t], X[task == t] @ frame
         C = noise[t] * torch.eye(len(A), dtype=X.dtype) + A @ loading @ features.T
         gain = loading.T @ A.T @ torch.linalg.inv(C)
-        mean, covariance = gain @ (y[task == t] - A @ prior.mean), prior.covariance - gain @ A @ loading
+        mean, covariance = (
+            gain @ (y[task == t] - A @ prior.mean),
+            prior.covariance - gain @ A @ loading,
+        )
         extended = torch.cat([torch.ones(1, dtype=X.dtype), mean])
         second = torch.outer(extended, extended)
         second[1:, 1:] += covariance
@@ -87,7 +99,9 @@ def test_the_spread_is_that_of_its_definition(noise: str, monkeypatch: pytest.Mo
         errors[t] = ((y[task == t] - A @ weights[t]) ** 2).sum()
         left[t] = len(A) - torch.trace(A @ (doubt + own) @ A.T) / spread.noise[t]
         variance = spread.variance(A, torch.full((len(A),), t), prior.frame)
-        torch.testing.assert_close(variance, spread.noise[t] + ((A @ (doubt + own)) * A).sum(1), rtol=1e-7, atol=0.0)
+        torch.testing.assert_close(
+            variance, spread.noise[t] + ((A @ (doubt + own)) * A).sum(1), rtol=1e-7, atol=0.0
+        )
     if noise == "shared":
         assert torch.equal(spread.noise, spread.common.expand(6))
     else:
@@ -100,7 +114,9 @@ def test_one_task_with_a_strong_signal_is_the_regression_of_the_textbook(noise: 
     """Student's distribution with ν = rows - features: the variance s²(1 + xᵀ(XᵀX)⁻¹x) ν/(ν - 2), s² = ‖r‖²/ν."""
     draw = torch.Generator().manual_seed(0)
     X = torch.randn(30, 6, generator=draw, dtype=torch.float64)
-    y = X @ torch.full((6,), 100.0, dtype=torch.float64) + torch.randn(30, generator=draw, dtype=torch.float64)
+    y = X @ torch.full((6,), 100.0, dtype=torch.float64) + torch.randn(
+        30, generator=draw, dtype=torch.float64
+    )
     _, prior, spread = fitted((X, y, torch.zeros(30, dtype=torch.int64)), rank=1, noise=noise)
     weights = torch.linalg.lstsq(X, y).solution
     mean = ((y - X @ weights) ** 2).sum() / (30 - 6 - 2)
@@ -115,7 +131,9 @@ def test_directions_in_which_no_task_differs_leave_no_doubt() -> None:
     rows = related(rank=1, tasks=8)
     statistics, prior, _ = fitted(rows, rank=1)
     zero = torch.zeros(1, 1, dtype=torch.float64)
-    beside = torch.linalg.qr(torch.cat([prior.frame, torch.eye(4, dtype=torch.float64)[:, :1]], 1))[0]
+    beside = torch.linalg.qr(torch.cat([prior.frame, torch.eye(4, dtype=torch.float64)[:, :1]], 1))[
+        0
+    ]
     wide = replace(prior, frame=beside, covariance=torch.block_diag(prior.covariance, zero))
     narrow, dead = (task_spread(statistics, p, "task", common=0.2) for p in (prior, wide))
     assert float(dead.moments[:, 2].abs().max()) == 0
@@ -129,8 +147,12 @@ def test_a_task_that_was_not_seen_is_a_fresh_draw() -> None:
     _, prior, spread = fitted(rows)
     X = rows[0]
     fresh = prior.covariance * 7 / 5
-    doubt = spread.shared[0, :, 0, :] + torch.einsum("kl,kilj->ij", fresh, spread.shared[1:, :, 1:, :])
-    expected = spread.noise.mean() + ((X @ (prior.frame @ fresh @ prior.frame.T + doubt)) * X).sum(1)
+    doubt = spread.shared[0, :, 0, :] + torch.einsum(
+        "kl,kilj->ij", fresh, spread.shared[1:, :, 1:, :]
+    )
+    expected = spread.noise.mean() + ((X @ (prior.frame @ fresh @ prior.frame.T + doubt)) * X).sum(
+        1
+    )
     found = spread.variance(X, torch.full((len(X),), -1), prior.frame)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=0.0)
 
@@ -142,10 +164,14 @@ def test_units_of_features_do_not_matter() -> None:
     loading = (prior.frame @ symmetric_root(prior.covariance)) / units[:, None]
     frame, change = torch.linalg.qr(loading)
     other = SubspacePrior(prior.mean / units, frame, change @ change.T, prior.noise)
-    rescaled = task_spread(TaskStatistics.from_rows(X * units, y, task), other, "task", common=float(spread.common))
+    rescaled = task_spread(
+        TaskStatistics.from_rows(X * units, y, task), other, "task", common=float(spread.common)
+    )
     torch.testing.assert_close(rescaled.noise, spread.noise, rtol=1e-7, atol=0.0)
     expected = spread.variance(X, task, prior.frame)
-    torch.testing.assert_close(rescaled.variance(X * units, task, other.frame), expected, rtol=1e-7, atol=0.0)
+    torch.testing.assert_close(
+        rescaled.variance(X * units, task, other.frame), expected, rtol=1e-7, atol=0.0
+    )
 
 
 def test_tasks_without_new_rows_keep_what_was_known_of_them() -> None:
@@ -172,7 +198,9 @@ def test_beyond_a_size_what_is_shared_is_taken_for_known(monkeypatch: pytest.Mon
     torch.testing.assert_close(spread.covariance, found.covariance, rtol=1e-5, atol=1e-12)
     inside, V = rows[0] @ prior.frame, spread.covariance[rows[2]]
     expected = spread.noise[rows[2]] + torch.einsum("ri,rij,rj->r", inside, V, inside)
-    torch.testing.assert_close(spread.variance(rows[0], rows[2], prior.frame), expected, rtol=1e-12, atol=0.0)
+    torch.testing.assert_close(
+        spread.variance(rows[0], rows[2], prior.frame), expected, rtol=1e-12, atol=0.0
+    )
 
 
 @pytest.mark.parametrize("tasks", [2, 4])
@@ -184,7 +212,13 @@ def test_fresh_targets_lie_in_the_intervals(tasks: int) -> None:
         task = np.repeat(np.arange(tasks), 15)
         weights = draw.normal(size=6) + draw.normal(size=(tasks, 2)) @ draw.normal(size=(2, 6))
         X, fresh = draw.normal(size=(2, len(task), 6))
-        y, seen = ((part * weights[task]).sum(1) + draw.normal(size=len(task)) for part in (X, fresh))
-        values, deviations = SubspaceRegressor(rank=2).fit(X, y, task=task).predict(fresh, task=task, return_std=True)
+        y, seen = (
+            (part * weights[task]).sum(1) + draw.normal(size=len(task)) for part in (X, fresh)
+        )
+        values, deviations = (
+            SubspaceRegressor(rank=2)
+            .fit(X, y, task=task)
+            .predict(fresh, task=task, return_std=True)
+        )
         inside.append(np.mean(np.abs(seen - values) < norm.ppf((1 + level) / 2) * deviations))
     assert np.mean(inside) == pytest.approx(level, abs=0.05)

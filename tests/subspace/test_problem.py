@@ -26,7 +26,9 @@ def data(seed: int = 0, sizes: tuple[int, ...] = SIZES, n: int = 6):
 
 def make(rank: int = 2, ridge: float = 0.3, seed: int = 0, **options):
     X, y, task = data(seed)
-    problem = SubspaceProblem(TaskStatistics.from_rows(X, y, task), rank=rank, ridge=ridge, **options)
+    problem = SubspaceProblem(
+        TaskStatistics.from_rows(X, y, task), rank=rank, ridge=ridge, **options
+    )
     U = problem.manifold.random_point(generator=torch.Generator().manual_seed(seed + 100))
     return problem, U, (X, y, task)
 
@@ -60,7 +62,9 @@ def test_loss_and_exact_gradient_match_autodiff_through_the_solve(ridge, batch):
     expected = torch.func.grad(dense_loss)(U, problem, rows, tasks)
     loss, gradient = problem.loss_and_gradient(U, index)
     torch.testing.assert_close(loss, dense_loss(U, problem, rows, tasks), rtol=1e-12, atol=0)
-    torch.testing.assert_close(gradient, problem.manifold.project(U, expected), rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(
+        gradient, problem.manifold.project(U, expected), rtol=1e-10, atol=1e-11
+    )
     torch.testing.assert_close(problem.gradient(U.clone(), index), gradient, rtol=1e-13, atol=1e-13)
     torch.testing.assert_close(problem.loss(U.clone(), index), loss, rtol=1e-13, atol=0)
 
@@ -78,7 +82,9 @@ def dense_fisher(U, problem, rows, tasks):
     projector = torch.kron(torch.eye(n, dtype=U.dtype) - U @ U.T, torch.eye(p, dtype=U.dtype))
     total = torch.zeros(n * p, n * p, dtype=U.dtype)
     for i in range(len(tasks)):
-        jacobian = torch.func.jacrev(lambda V, i=i: residuals(V, rows, problem.ridge, tasks)[i][0])(U)
+        jacobian = torch.func.jacrev(lambda V, i=i: residuals(V, rows, problem.ridge, tasks)[i][0])(
+            U
+        )
         jacobian = jacobian.reshape(-1, n * p)
         total += jacobian.T @ jacobian / len(tasks)
         change = torch.func.jacrev(lambda V, i=i: residuals(V, rows, problem.ridge, tasks)[i][1])(U)
@@ -93,7 +99,9 @@ def test_exact_fisher_matches_the_dense_jacobian(ridge, batch):
     problem, U, rows = make(ridge=ridge)
     tasks = list(range(5)) if batch is None else batch
     operator = problem.fisher(U, None if batch is None else torch.tensor(batch), kind="exact")
-    torch.testing.assert_close(operator.dense(), dense_fisher(U, problem, rows, tasks), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        operator.dense(), dense_fisher(U, problem, rows, tasks), rtol=1e-10, atol=1e-10
+    )
 
 
 @pytest.mark.parametrize("ridge", RIDGES)
@@ -108,14 +116,19 @@ def test_observed_information_is_the_hessian(ridge, batch):
     for seed in range(3):
         v = problem.manifold.random_tangent(U, generator=torch.Generator().manual_seed(seed))
         expected = torch.einsum("ijkl,kl->ij", second, v) - v @ (U.T @ slope)
-        torch.testing.assert_close(operator @ v, problem.manifold.project(U, expected), rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(
+            operator @ v, problem.manifold.project(U, expected), rtol=1e-9, atol=1e-10
+        )
 
 
 def test_the_hessian_converges_quadratically_where_noise_stays():
     """After a few steps with the Fisher information, three with the Hessian take the gradient to rounding."""
     problem, U, _ = make()
     near = minimize(problem, U, "rcg", max_iter=500, stop=GradientNorm(1e-4))
-    ends = {kind: minimize(problem, near.x, fisher=kind, max_iter=4, stop=GradientNorm(0.0)) for kind in KINDS}
+    ends = {
+        kind: minimize(problem, near.x, fisher=kind, max_iter=4, stop=GradientNorm(0.0))
+        for kind in KINDS
+    }
     assert min(ends["observed"].trace["gradient_norm"]) < 1e-12
     assert min(ends["exact"].trace["gradient_norm"]) > 1e-9
 
@@ -137,7 +150,9 @@ def test_kronecker_is_the_papers_formula_on_the_complement():
     v = problem.manifold.random_tangent(U, generator=torch.Generator().manual_seed(5))
     P = torch.eye(6, dtype=U.dtype) - U @ U.T
     expected = P @ (A + 0.25 * torch.eye(6, dtype=U.dtype)) @ v @ (w.T @ w / 5)
-    torch.testing.assert_close(problem.fisher(U, kind="kronecker") @ v, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        problem.fisher(U, kind="kronecker") @ v, expected, rtol=1e-12, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("kind", ["exact", "kronecker"])
@@ -147,12 +162,16 @@ def test_variance_reduced_estimates_are_unbiased_and_exact_at_the_anchor(kind):
     v = problem.manifold.random_tangent(U, generator=torch.Generator().manual_seed(3))
     x = problem.manifold.retract(U, 0.2 * v)
     singles = [snapshot.gradient(x, torch.tensor([t])) for t in range(5)]
-    torch.testing.assert_close(torch.stack(singles).mean(0), problem.gradient(x), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        torch.stack(singles).mean(0), problem.gradient(x), rtol=1e-10, atol=1e-12
+    )
     at_anchor = snapshot.gradient(U, torch.tensor([2]))
     torch.testing.assert_close(at_anchor, problem.gradient(U), rtol=1e-10, atol=1e-12)
     everything = snapshot.fisher(x, torch.arange(5), kind=kind)
     g = problem.manifold.random_tangent(x, generator=torch.Generator().manual_seed(4))
-    torch.testing.assert_close(everything @ g, problem.fisher(x, kind=kind) @ g, rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(
+        everything @ g, problem.fisher(x, kind=kind) @ g, rtol=1e-10, atol=1e-11
+    )
 
 
 def test_kronecker_of_a_snapshot_swaps_only_the_batch():
@@ -176,8 +195,12 @@ def test_fused_epoch_takes_the_steps_of_the_operators(kind):
     x = U
     for batch in ORDER:
         # plain projection instead of the aligned transport, as the fused form does
-        anchor = problem.manifold.project(U, problem.ambient_gradient(snapshot.state.select(batch), batch))
-        d = problem.gradient(x, batch) + problem.manifold.project(x, snapshot.full_gradient - anchor)
+        anchor = problem.manifold.project(
+            U, problem.ambient_gradient(snapshot.state.select(batch), batch)
+        )
+        d = problem.gradient(x, batch) + problem.manifold.project(
+            x, snapshot.full_gradient - anchor
+        )
         if kind is not None:
             d = snapshot.fisher(x, batch, kind=kind).solve(d, 0.0)
         x = problem.manifold.retract(x, -0.03 * d, method="polar")
@@ -197,7 +220,9 @@ def test_an_epoch_without_fused_form_makes_the_generic_steps(options, batches):
     problem, U, _ = make(factor_damping=0.05)
     snapshot = problem.snapshot(U)
     generic = Snapshot.epoch(snapshot, U, batches, step=0.1, **options)
-    torch.testing.assert_close(snapshot.epoch(U, batches, step=0.1, **options), generic, rtol=0, atol=0)
+    torch.testing.assert_close(
+        snapshot.epoch(U, batches, step=0.1, **options), generic, rtol=0, atol=0
+    )
 
 
 def test_fused_descent_takes_the_generic_steps():
@@ -261,32 +286,47 @@ def test_metrics_are_the_plain_errors():
     X, y, task = data(1)
     X2, y2, task2 = data(2)
     held_out = TaskStatistics.from_rows(X2, y2, task2)
-    problem = SubspaceProblem(TaskStatistics.from_rows(X, y, task), rank=2, ridge=0.3, held_out=held_out)
+    problem = SubspaceProblem(
+        TaskStatistics.from_rows(X, y, task), rank=2, ridge=0.3, held_out=held_out
+    )
     U = problem.manifold.random_point(generator=torch.Generator().manual_seed(1))
     w = problem.coefficients(U)
     refit = SubspaceProblem(held_out, rank=2, ridge=0.3).coefficients(U)
 
     def nmse(X, y, w):
-        ratios = [((X @ U @ w[t] - y)[task == t] ** 2).mean() / y[task == t].var() for t in range(5)]
+        ratios = [
+            ((X @ U @ w[t] - y)[task == t] ** 2).mean() / y[task == t].var() for t in range(5)
+        ]
         return float(torch.stack(ratios).mean())
 
-    expected = {"train_nmse": nmse(X, y, w), "held_out_nmse": nmse(X2, y2, w), "refit_nmse": nmse(X2, y2, refit)}
+    expected = {
+        "train_nmse": nmse(X, y, w),
+        "held_out_nmse": nmse(X2, y2, w),
+        "refit_nmse": nmse(X2, y2, refit),
+    }
     assert problem.metrics(U) == pytest.approx(expected, rel=1e-11)
 
 
 def test_errors_name_the_argument():
     X, y, task = data()
     statistics = TaskStatistics.from_rows(X, y, task)
-    with pytest.raises(ValueError, match=r"rank must be between 1 and the number of features minus one \(5\), got 6"):
+    with pytest.raises(
+        ValueError,
+        match=r"rank must be between 1 and the number of features minus one \(5\), got 6",
+    ):
         SubspaceProblem(statistics, rank=6)
     with pytest.raises(ValueError, match=r"ridge must be finite and not negative, got -1.0"):
         SubspaceProblem(statistics, rank=2, ridge=-1.0)
     with pytest.raises(ValueError, match="objective must be one of"):
         SubspaceProblem(statistics, rank=2, objective="loss")
-    with pytest.raises(ValueError, match=r"factor_damping must be finite and not negative, got -1\.0"):
+    with pytest.raises(
+        ValueError, match=r"factor_damping must be finite and not negative, got -1\.0"
+    ):
         SubspaceProblem(statistics, rank=2, factor_damping=-1.0)
     problem, U, _ = make()
-    with pytest.raises(ValueError, match=r"kind must be one of \('kronecker', 'exact', 'observed'\), got 'dense'"):
+    with pytest.raises(
+        ValueError, match=r"kind must be one of \('kronecker', 'exact', 'observed'\), got 'dense'"
+    ):
         problem.fisher(U, kind="dense")
 
 
@@ -296,7 +336,10 @@ def test_fused_steps_of_any_length_stay_on_the_manifold_and_go_where_plain_ones_
     problem, U, _ = make()
     snapshot, drawn = problem.snapshot(U), [torch.tensor([1])]
     for fused, plain in (
-        (problem.descend(U, drawn, step=lambda _: step), Problem.descend(problem, U, drawn, step=lambda _: step)),
+        (
+            problem.descend(U, drawn, step=lambda _: step),
+            Problem.descend(problem, U, drawn, step=lambda _: step),
+        ),
         (snapshot.epoch(U, drawn, step=step), Snapshot.epoch(snapshot, U, drawn, step=step)),
     ):
         assert problem.manifold.violation(fused) < 1e-14

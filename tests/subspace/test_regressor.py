@@ -21,7 +21,9 @@ from fisherfold import datasets
 from fisherfold.reproduce.subspace import split_rows
 from fisherfold.subspace.regressor import SubspaceRegressor
 
-needs_data = pytest.mark.skipif(not os.environ.get("FISHERFOLD_DATA"), reason="FISHERFOLD_DATA is not set")
+needs_data = pytest.mark.skipif(
+    not os.environ.get("FISHERFOLD_DATA"), reason="FISHERFOLD_DATA is not set"
+)
 
 
 def rows(seed=0, tasks=12, per_task=20, n=5, noise=0.1):
@@ -30,7 +32,11 @@ def rows(seed=0, tasks=12, per_task=20, n=5, noise=0.1):
     X = 3 + 2 * g.normal(size=(len(task), n))
     frame, mean = g.normal(size=(n, 2)), g.normal(size=n)
     weights = mean + g.normal(size=(tasks, 2)) @ frame.T
-    y = (X * weights[np.repeat(np.arange(tasks), per_task)]).sum(1) + 5 + noise * g.normal(size=len(task))
+    y = (
+        (X * weights[np.repeat(np.arange(tasks), per_task)]).sum(1)
+        + 5
+        + noise * g.normal(size=len(task))
+    )
     order = g.permutation(len(task))
     return X[order], y[order], task[order]
 
@@ -43,7 +49,8 @@ def expected_failures(estimator):
 
 
 @parametrize_with_checks(
-    [SubspaceRegressor(), SubspaceRegressor(inference="point")], expected_failed_checks=expected_failures
+    [SubspaceRegressor(), SubspaceRegressor(inference="point")],
+    expected_failed_checks=expected_failures,
 )
 @pytest.mark.filterwarnings("ignore")
 def test_scikit_learn_accepts_it(estimator, check):
@@ -73,7 +80,9 @@ def test_coefficients_follow_the_units_and_shifts_of_the_features(inference):
     np.testing.assert_allclose(first.predict(X, task=task), by_hand, rtol=1e-9)
     other = X * [1, 10, 1e3, 1, 0.1] - 7
     moved = SubspaceRegressor(rank=2, inference=inference, ridge=1.0).fit(other, y + 100, task=task)
-    np.testing.assert_allclose(moved.predict(other, task=task), first.predict(X, task=task) + 100, rtol=1e-4)
+    np.testing.assert_allclose(
+        moved.predict(other, task=task), first.predict(X, task=task) + 100, rtol=1e-4
+    )
 
 
 def as_frame(X, library):
@@ -87,11 +96,15 @@ def test_lists_of_tables_are_one_table(library):
     names = sorted(set(task))[::-1]
     Xs, ys, ws = ([part[task == name] for name in names] for part in (X, y, weight))
     order = np.concatenate([np.flatnonzero(task == name) for name in names])
-    whole = SubspaceRegressor(rank=2).fit(X[order], y[order], task=task[order], sample_weight=weight[order])
+    whole = SubspaceRegressor(rank=2).fit(
+        X[order], y[order], task=task[order], sample_weight=weight[order]
+    )
     tables = [as_frame(part, library) for part in Xs] if library else Xs
     model = SubspaceRegressor(rank=2).fit(tables, ys, task=names, sample_weight=ws)
     expected = whole.predict(X[order], task=task[order], return_std=True)
-    for found, wanted in zip(model.predict(tables, task=names, return_std=True), expected, strict=True):
+    for found, wanted in zip(
+        model.predict(tables, task=names, return_std=True), expected, strict=True
+    ):
         assert [len(part) for part in found] == [len(part) for part in Xs]
         np.testing.assert_allclose(np.concatenate(found), wanted, rtol=1e-9)
     assert model.score(tables, ys, task=names) == pytest.approx(whole.score(X, y, task=task))
@@ -115,12 +128,19 @@ def test_the_task_may_be_a_column_of_the_data_frame(library, tmp_path):
         np.testing.assert_allclose(m.predict(frame), by_hand, rtol=1e-9)
         np.testing.assert_allclose(m.predict(frame, task="school"), by_hand, rtol=1e-9)
         np.testing.assert_allclose(m.predict(as_frame(X, pd), task=task), by_hand, rtol=1e-9)
-        assert m.score(frame, y) == pytest.approx(m.nmse(frame, y) * 0 + expected.score(as_frame(X, pd), y, task=task))
+        assert m.score(frame, y) == pytest.approx(
+            m.nmse(frame, y) * 0 + expected.score(as_frame(X, pd), y, task=task)
+        )
         assert m.transform(frame).shape == (len(y), 2)
     model.partial_fit(frame, y)
-    with pytest.raises(ValueError, match="task must be given: X has no column 'school', which held the tasks in fit"):
+    with pytest.raises(
+        ValueError,
+        match="task must be given: X has no column 'school', which held the tasks in fit",
+    ):
         model.predict(as_frame(X, pl))
-    with pytest.raises(ValueError, match="task='shool' is not a column of X: its columns are a, b, c, d, e"):
+    with pytest.raises(
+        ValueError, match="task='shool' is not a column of X: its columns are a, b, c, d, e"
+    ):
         model.fit(as_frame(X, pd), y, task="shool")
     with pytest.raises(ValueError, match="task='school' is not a column of X: X is no data frame"):
         model.fit(X, y, task="school")
@@ -129,9 +149,13 @@ def test_the_task_may_be_a_column_of_the_data_frame(library, tmp_path):
 def test_cross_validation_needs_no_routing_of_metadata():
     X, y, task = rows(per_task=30, noise=2.0)
     frame, folds = as_frame(X, pd).assign(school=task), KFold(3, shuffle=True, random_state=0)
-    scores = cross_val_score(SubspaceRegressor(rank=2), frame, y, params={"task": "school"}, cv=folds)
+    scores = cross_val_score(
+        SubspaceRegressor(rank=2), frame, y, params={"task": "school"}, cv=folds
+    )
     assert scores.min() > 0.9
-    search = GridSearchCV(SubspaceRegressor(), {"rank": [1, 3]}, cv=folds).fit(frame, y, task="school")
+    search = GridSearchCV(SubspaceRegressor(), {"rank": [1, 3]}, cv=folds).fit(
+        frame, y, task="school"
+    )
     assert search.best_params_ == {"rank": 3}
 
 
@@ -154,7 +178,9 @@ def test_a_model_that_is_kept_predicts_the_same_and_learns_on(tmp_path, options,
     np.testing.assert_array_equal(kept.predict(X, task=task), model.predict(X, task=task))
     np.testing.assert_array_equal(kept.task_ids_, model.task_ids_)
     if not options:
-        np.testing.assert_array_equal(*(m.predict(X, task=task, return_std=True)[1] for m in (kept, model)))
+        np.testing.assert_array_equal(
+            *(m.predict(X, task=task, return_std=True)[1] for m in (kept, model))
+        )
         assert kept.log_likelihood_ == model.log_likelihood_
     for m in (model, kept):
         m.partial_fit(X[:20] + 1, y[:20], task=task[:20])
@@ -190,8 +216,13 @@ def test_a_model_without_statistics_predicts_but_does_not_learn(tmp_path):
 def test_a_model_of_many_text_ids_can_be_saved(tmp_path):
     tasks = 100_000
     g = np.random.default_rng(0)
-    X, task = g.normal(size=(tasks, 1)), np.array([f"customer {i:09d}" for i in range(tasks)], dtype=object)
-    model = SubspaceRegressor(rank=1, max_iter=1, inference="point", ridge=1.0).fit(X, X[:, 0], task=task)
+    X, task = (
+        g.normal(size=(tasks, 1)),
+        np.array([f"customer {i:09d}" for i in range(tasks)], dtype=object),
+    )
+    model = SubspaceRegressor(rank=1, max_iter=1, inference="point", ridge=1.0).fit(
+        X, X[:, 0], task=task
+    )
     model.save(tmp_path / "model", with_statistics=False)
     loaded = SubspaceRegressor.load(tmp_path / "model")
     assert loaded.predict(X[-1:], task=task[-1:]) == model.predict(X[-1:], task=task[-1:])
@@ -202,12 +233,18 @@ def test_several_outputs_are_tasks_over_shared_rows():
     X = g.normal(size=(60, 4))
     Y = X @ g.normal(size=(4, 1)) @ g.normal(size=(1, 5)) + 0.1 * g.normal(size=(60, 5))
     model = SubspaceRegressor(rank=2).fit(X, Y)
-    stacked = SubspaceRegressor(rank=2).fit(np.tile(X, (5, 1)), Y.T.reshape(-1), task=np.repeat(np.arange(5), 60))
-    np.testing.assert_allclose(model.predict(X)[:, 3], stacked.predict(X, task=np.full(60, 3)), rtol=1e-6)
+    stacked = SubspaceRegressor(rank=2).fit(
+        np.tile(X, (5, 1)), Y.T.reshape(-1), task=np.repeat(np.arange(5), 60)
+    )
+    np.testing.assert_allclose(
+        model.predict(X)[:, 3], stacked.predict(X, task=np.full(60, 3)), rtol=1e-6
+    )
     values, deviations = model.predict(X, return_std=True)
     assert values.shape == deviations.shape == (60, 5)
     assert model.nmse(X, Y) < 0.2
-    with pytest.raises(ValueError, match=r"y must have a column for each of the 5 outputs, got shape \(60, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"y must have a column for each of the 5 outputs, got shape \(60, 3\)"
+    ):
         model.partial_fit(X, Y[:, :3])
     assert model.partial_fit(X, Y).predict(X).shape == (60, 5)
 
@@ -234,11 +271,15 @@ def test_intervals_of_targets_and_of_coefficients_are_calibrated():
     model = SubspaceRegressor(rank=3).fit(X[train], y[train], task=task[train])
     values, deviations = model.predict(X[~train], task=task[~train], return_std=True)
     assert np.mean(np.abs(y[~train] - values) < 1.645 * deviations) == pytest.approx(0.9, abs=0.03)
-    assert np.mean(np.abs(weights - model.coef_) < 1.645 * model.coef_std_) == pytest.approx(0.9, abs=0.04)
+    assert np.mean(np.abs(weights - model.coef_) < 1.645 * model.coef_std_) == pytest.approx(
+        0.9, abs=0.04
+    )
     assert np.mean(np.abs(7 - model.intercept_) < 1.645 * model.intercept_std_) > 0.85
     table = model.summary()
     assert table["feature"].to_list() == ["x0", "x1", "x2", "x3", "(intercept)"]
-    np.testing.assert_allclose(table["mean"][:4], weights.mean(0), atol=4 * table["std_error"][:4].max())
+    np.testing.assert_allclose(
+        table["mean"][:4], weights.mean(0), atol=4 * table["std_error"][:4].max()
+    )
     np.testing.assert_allclose(table["between_tasks"][:4], weights.std(0), rtol=0.2)
     one = model.summary(task=17)
     np.testing.assert_allclose(one["coef"][:4], model.coef_[17])
@@ -249,7 +290,9 @@ def test_unseen_tasks_are_an_error_or_the_mean_and_can_be_folded_in():
     X, y, task = rows(noise=0.5)
     held = task == "t3"
     model = SubspaceRegressor(rank=2).fit(X[~held], y[~held], task=task[~held])
-    with pytest.raises(ValueError, match=r"1 task\(s\) not seen in fit: 't3'; use fold_in .* unseen='mean'"):
+    with pytest.raises(
+        ValueError, match=r"1 task\(s\) not seen in fit: 't3'; use fold_in .* unseen='mean'"
+    ):
         model.predict(X, task=task)
     frame, before = model.components_.copy(), model.predict(X[~held], task=task[~held])
     blind, spread = model.predict(X[held], task=task[held], unseen="mean", return_std=True)
@@ -265,9 +308,14 @@ def test_unseen_tasks_are_an_error_or_the_mean_and_can_be_folded_in():
 def test_rows_may_be_folded_in_at_once_or_one_by_one_in_any_order(options):
     X, y, task = rows(noise=0.5)
     late = np.isin(task, ["t3", "t4"])
-    louder = y[late] + 5 * np.random.default_rng(0).normal(size=late.sum())  # a known task that gets louder
+    louder = y[late] + 5 * np.random.default_rng(0).normal(
+        size=late.sum()
+    )  # a known task that gets louder
     more = X[late], louder, np.where(task[late] == "t3", "new", "t0")
-    models = [SubspaceRegressor(rank=2, **options).fit(X[~late], y[~late], task=task[~late]) for _ in range(2)]
+    models = [
+        SubspaceRegressor(rank=2, **options).fit(X[~late], y[~late], task=task[~late])
+        for _ in range(2)
+    ]
     models[0].fold_in(more[0], more[1], task=more[2])
     for part in np.array_split(np.random.default_rng(1).permutation(late.sum()), 7):
         models[1].fold_in(*(column[part] for column in more))
@@ -283,7 +331,13 @@ def test_rows_may_be_folded_in_at_once_or_one_by_one_in_any_order(options):
 def test_learning_in_pieces_ends_where_learning_at_once_does(options):
     X, y, task = rows(noise=0.5, tasks=10, per_task=30)
     scaled = (X - X.mean(0)) / X.std(0)
-    options = options | {"rank": 2, "tol": 1e-10, "max_iter": 1000, "scale": False, "fit_intercept": False}
+    options = options | {
+        "rank": 2,
+        "tol": 1e-10,
+        "max_iter": 1000,
+        "scale": False,
+        "fit_intercept": False,
+    }
     pieces = SubspaceRegressor(**options)
     early, half = np.isin(task, ["t0", "t1", "t2", "t3", "t4"]), np.arange(len(task)) % 2 == 0
     for part in (early & half, ~early, early & ~half):
@@ -318,9 +372,18 @@ def test_weights_count_rows_and_a_row_of_weight_zero_is_none(options):
     X, y, task = rows(noise=1.0)
     weight = np.random.default_rng(0).integers(1, 4, len(y))
     weighted = SubspaceRegressor(rank=2, **options).fit(X, y, task=task, sample_weight=weight)
-    repeated = SubspaceRegressor(rank=2, **options).fit(*(np.repeat(part, weight, 0) for part in (X, y, task)))
-    np.testing.assert_allclose(weighted.predict(X, task=task), repeated.predict(X, task=task), rtol=1e-6)
-    more = np.r_[X, X[:2] + 5.0], np.r_[y, 1e6, -1e6], np.append(task, ["t0", "t99"]), np.append(weight, [0, 0])
+    repeated = SubspaceRegressor(rank=2, **options).fit(
+        *(np.repeat(part, weight, 0) for part in (X, y, task))
+    )
+    np.testing.assert_allclose(
+        weighted.predict(X, task=task), repeated.predict(X, task=task), rtol=1e-6
+    )
+    more = (
+        np.r_[X, X[:2] + 5.0],
+        np.r_[y, 1e6, -1e6],
+        np.append(task, ["t0", "t99"]),
+        np.append(weight, [0, 0]),
+    )
     again = SubspaceRegressor(rank=2, **options).fit(*more)
     np.testing.assert_array_equal(again.coef_, weighted.coef_)
     assert again.task_ids_.tolist() == weighted.task_ids_.tolist()
@@ -332,9 +395,13 @@ def test_features_that_are_constant_carry_no_weight_and_a_constant_target_has_no
     model = SubspaceRegressor(rank=2).fit(wide, y, task=task)
     np.testing.assert_allclose(model.coef_[:, 5:], 0.0, atol=1e-9)
     narrow = SubspaceRegressor(rank=2).fit(X, y, task=task)
-    np.testing.assert_allclose(model.predict(wide, task=task), narrow.predict(X, task=task), rtol=1e-4)
+    np.testing.assert_allclose(
+        model.predict(wide, task=task), narrow.predict(X, task=task), rtol=1e-4
+    )
     assert np.isfinite(narrow.nmse(X, np.where(task == "t0", 4.0, y), task=task))
-    with pytest.raises(ValueError, match="NMSE is undefined: every task has a constant target or a single row"):
+    with pytest.raises(
+        ValueError, match="NMSE is undefined: every task has a constant target or a single row"
+    ):
         narrow.nmse(X[:3], np.full(3, 1.0), task=task[:3])
     everywhere = SubspaceRegressor(rank=2).fit(X, np.full(len(y), 2.5), task=task)
     np.testing.assert_allclose(everywhere.predict(X, task=task), 2.5, atol=1e-6)
@@ -361,7 +428,9 @@ def test_a_callback_sees_every_round_and_stops(inference, capsys):
 
 
 @pytest.mark.parametrize(("first", "then"), [("marginal", "point"), ("point", "marginal")])
-def test_a_model_stays_what_it_was_fitted_as_until_it_is_fitted_again(first: str, then: str, tmp_path: Path) -> None:
+def test_a_model_stays_what_it_was_fitted_as_until_it_is_fitted_again(
+    first: str, then: str, tmp_path: Path
+) -> None:
     X, y, task = rows()
     model = SubspaceRegressor(2, inference=first, ridge=0.1).fit(X, y, task=task)
     before = model.predict(X, task=task)
@@ -369,7 +438,9 @@ def test_a_model_stays_what_it_was_fitted_as_until_it_is_fitted_again(first: str
     with pytest.raises(ValueError, match=f"fitted with inference='{first}', call fit for '{then}'"):
         model.partial_fit(X, y, task=task)
     model.save(tmp_path / "between")
-    assert np.array_equal(SubspaceRegressor.load(tmp_path / "between").predict(X, task=task), before)
+    assert np.array_equal(
+        SubspaceRegressor.load(tmp_path / "between").predict(X, task=task), before
+    )
     model.fit(X, y, task=task).save(tmp_path / "after")
     for other in (model, SubspaceRegressor.load(tmp_path / "after")):
         assert hasattr(other, "noise_variance_") == (then == "marginal")
@@ -395,35 +466,83 @@ def at(values, position, value):
     [
         # the ten usual mistakes
         (lambda m: m.predict(FRAME[list("edcba")], task=T0), "feature names should match"),
-        (lambda m: m.predict(FRAME[list("abcd")], task=T0), "feature names should match|missing: e|5 features"),
-        (lambda m: m.fit(FRAME.assign(c=at(X0[:, 2], 4, "blue")), Y0, T0), "column 'c' must hold numbers: .* 'blue'"),
+        (
+            lambda m: m.predict(FRAME[list("abcd")], task=T0),
+            "feature names should match|missing: e|5 features",
+        ),
+        (
+            lambda m: m.fit(FRAME.assign(c=at(X0[:, 2], 4, "blue")), Y0, T0),
+            "column 'c' must hold numbers: .* 'blue'",
+        ),
         (lambda m: m.fit(at(X0, (3, 1), np.nan), Y0, T0), "Input X contains NaN"),
         (lambda m: m.fit(X0, at(Y0, 3, np.inf), T0), "Input y contains infinity"),
         (lambda m: m.fit(X0, at(Y0, 3, "many"), T0), "could not convert string to float: 'many'"),
         (lambda m: m.fit(X0[:0], Y0[:0], T0[:0]), r"0 sample\(s\)"),
-        (lambda m: m.predict(FRAME[:3], task=["t0", "t1", "new"]), "1 task.* not seen in fit: 'new'; use fold_in"),
-        (lambda m: m.set_params(rank=7).fit(X0, Y0, T0), r"rank must be an integer from 1 to 6 \(the features plus"),
+        (
+            lambda m: m.predict(FRAME[:3], task=["t0", "t1", "new"]),
+            "1 task.* not seen in fit: 'new'; use fold_in",
+        ),
+        (
+            lambda m: m.set_params(rank=7).fit(X0, Y0, T0),
+            r"rank must be an integer from 1 to 6 \(the features plus",
+        ),
         (lambda m: SubspaceRegressor().predict(X0), "not fitted yet"),
         # tasks
         (lambda m: m.predict(FRAME[:3]), "task must be given: the model has 12 tasks"),
-        (lambda m: m.predict(FRAME[:3], task=["t0"]), r"task must have one id per row of X \(3\), got 1"),
+        (
+            lambda m: m.predict(FRAME[:3], task=["t0"]),
+            r"task must have one id per row of X \(3\), got 1",
+        ),
         (lambda m: m.fit(X0, Y0, task=at(T0, 1, None)), "task id at position 1 is missing"),
-        (lambda m: m.predict(FRAME[:1], task=["t0"], unseen="zero"), "unseen must be 'error' or 'mean', got 'zero'"),
+        (
+            lambda m: m.predict(FRAME[:1], task=["t0"], unseen="zero"),
+            "unseen must be 'error' or 'mean', got 'zero'",
+        ),
         # lists
-        (lambda m: m.fit([X0, X0], [Y0]), "lists of tasks must have the same length, got 2 in X, 2 in task, 1 in y"),
+        (
+            lambda m: m.fit([X0, X0], [Y0]),
+            "lists of tasks must have the same length, got 2 in X, 2 in task, 1 in y",
+        ),
         (lambda m: m.fit([X0, X0], [Y0, Y0[1:]]), "task 1: X has 240 rows and y has 239"),
         (lambda m: m.fit([X0, X0[:, :4]], [Y0, Y0]), "task 1 has 4 features, the first task 5"),
-        (lambda m: m.fit([X0], [Y0], sample_weight=[Y0[1:]]), "sample_weight must be a list like X, with"),
+        (
+            lambda m: m.fit([X0], [Y0], sample_weight=[Y0[1:]]),
+            "sample_weight must be a list like X, with",
+        ),
         # targets and weights
-        (lambda m: m.fit(X0, np.c_[Y0, Y0], task=T0), "y must have one column when task is given, got 2"),
-        (lambda m: m.nmse(FRAME, Y0[:10], task=T0), r"y must have the shape \(240,\) of the predictions, got \(10,\)"),
-        (lambda m: m.fit(X0, Y0, T0, np.r_[1.0, np.zeros(239)]), "2 rows must have a positive weight, got 1"),
+        (
+            lambda m: m.fit(X0, np.c_[Y0, Y0], task=T0),
+            "y must have one column when task is given, got 2",
+        ),
+        (
+            lambda m: m.nmse(FRAME, Y0[:10], task=T0),
+            r"y must have the shape \(240,\) of the predictions, got \(10,\)",
+        ),
+        (
+            lambda m: m.fit(X0, Y0, T0, np.r_[1.0, np.zeros(239)]),
+            "2 rows must have a positive weight, got 1",
+        ),
         # options
-        (lambda m: m.set_params(inference="bayes").fit(X0, Y0, T0), "inference must be one of marginal, point"),
-        (lambda m: m.set_params(rank=0).fit(X0, Y0, T0), "rank must be an? .* of at least 1, got 0"),
-        (lambda m: m.set_params(ridge="cv").fit(X0, Y0, T0), "ridge must be a finite number of at least 0, got 'cv'"),
-        (lambda m: m.set_params(ridge=-1.0).fit(X0, Y0, T0), r"ridge must be a finite number of at least 0, got -1.0"),
-        (lambda m: m.set_params(max_iter=0).fit(X0, Y0, T0), "max_iter must be an? .* of at least 1, got 0"),
+        (
+            lambda m: m.set_params(inference="bayes").fit(X0, Y0, T0),
+            "inference must be one of marginal, point",
+        ),
+        (
+            lambda m: m.set_params(rank=0).fit(X0, Y0, T0),
+            "rank must be an? .* of at least 1, got 0",
+        ),
+        (
+            lambda m: m.set_params(ridge="cv").fit(X0, Y0, T0),
+            "ridge must be a finite number of at least 0, got 'cv'",
+        ),
+        (
+            lambda m: m.set_params(ridge=-1.0).fit(X0, Y0, T0),
+            r"ridge must be a finite number of at least 0, got -1.0",
+        ),
+        (
+            lambda m: m.set_params(max_iter=0).fit(X0, Y0, T0),
+            "max_iter must be an? .* of at least 1, got 0",
+        ),
     ],
 )
 def test_mistakes_are_named_and_leave_the_model_as_it_was(call, message):

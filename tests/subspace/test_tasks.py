@@ -27,7 +27,10 @@ def plain(X, y, task, weight, t):
 
 
 @settings(max_examples=40)
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(lambda s: sum(s) > 0), st.integers(0, 10**6))
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(lambda s: sum(s) > 0),
+    st.integers(0, 10**6),
+)
 def test_statistics_are_the_sums_over_the_rows_of_each_task(sizes, seed):
     X, y, task, weight = rows(seed, sizes)
     found = TaskStatistics.from_rows(X, y, task, n_tasks=len(sizes), sample_weight=weight)
@@ -59,7 +62,10 @@ def test_nmse_is_the_mean_of_the_per_task_ratios():
     X, y, task, _ = rows(3, [6, 9, 4])
     found = TaskStatistics.from_rows(X, y, task)
     v = torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    ratios = [((X[task == t] @ v[t] - y[task == t]) ** 2).mean() / y[task == t].var(unbiased=True) for t in range(3)]
+    ratios = [
+        ((X[task == t] @ v[t] - y[task == t]) ** 2).mean() / y[task == t].var(unbiased=True)
+        for t in range(3)
+    ]
     torch.testing.assert_close(found.nmse(v), torch.stack(ratios).mean(), rtol=1e-12, atol=0)
 
 
@@ -85,12 +91,16 @@ def test_errors_name_the_argument():
     X, y, task, weight = rows(6, [3, 3])
     with pytest.raises(ValueError, match="X has no rows"):
         TaskStatistics.from_rows(X[:0], y[:0], task[:0])
-    with pytest.raises(ValueError, match=r"y must have one entry per row of X \(6\), got shape \(5,\)"):
+    with pytest.raises(
+        ValueError, match=r"y must have one entry per row of X \(6\), got shape \(5,\)"
+    ):
         TaskStatistics.from_rows(X, y[:5], task)
     with pytest.raises(ValueError, match="X must be finite"):
         TaskStatistics.from_rows(X.index_fill(0, torch.tensor([1]), float("nan")), y, task)
     with pytest.raises(ValueError, match=r"sample_weight must not be negative, got -0.5"):
-        TaskStatistics.from_rows(X, y, task, sample_weight=weight.index_fill(0, torch.tensor([0]), -0.5))
+        TaskStatistics.from_rows(
+            X, y, task, sample_weight=weight.index_fill(0, torch.tensor([0]), -0.5)
+        )
     with pytest.raises(ValueError, match="task must lie between 0 and 0, got 0 to 1"):
         TaskStatistics.from_rows(X, y, task, n_tasks=1)
     with pytest.raises(ValueError, match=r"X must have shape \(rows, 3\), got \(6, 2\)"):
@@ -101,7 +111,10 @@ def test_products_that_are_kept_are_those_of_the_vectors_asked_for():
     X, y, task, _ = rows(4, [6, 9, 4])
     found = TaskStatistics.from_rows(X, y, task)
     kept = found.cached()
-    frames = [torch.randn(3, 2, generator=torch.Generator().manual_seed(s), dtype=torch.float64) for s in range(3)]
+    frames = [
+        torch.randn(3, 2, generator=torch.Generator().manual_seed(s), dtype=torch.float64)
+        for s in range(3)
+    ]
     for frame in (*frames, frames[0], frames[2], frames[2].mT.contiguous().mT, frames[2][:, :1]):
         assert torch.equal(kept.times(frame), found.times(frame))
         torch.testing.assert_close(kept.times(frame), found.gram @ frame, rtol=1e-13, atol=1e-13)
@@ -116,6 +129,8 @@ def test_the_power_of_residuals_of_one_vector_is_that_of_a_copy_for_each_task():
     X, y, task, _ = rows(5, [6, 9, 4])
     found = TaskStatistics.from_rows(X, y, task)
     shared = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
-    expected = torch.stack([(X[task == t] @ shared - y[task == t]).square().sum() for t in range(3)])
+    expected = torch.stack(
+        [(X[task == t] @ shared - y[task == t]).square().sum() for t in range(3)]
+    )
     for weights in (shared, shared.expand(3, 3)):
         torch.testing.assert_close(found.residual_power(weights), expected, rtol=1e-12, atol=0.0)

@@ -10,7 +10,12 @@ import torch
 from fisherfold.tables.frames import columns_of, frame_kind, make_frame, numbers
 
 DATA = {"user": ["ann", "bob"], "item": [3, 1], "score": [0.5, 1.5]}
-FRAMES = {"pandas": pd.DataFrame(DATA), "polars": pl.DataFrame(DATA), "pyarrow": pa.table(DATA), "dict": DATA}
+FRAMES = {
+    "pandas": pd.DataFrame(DATA),
+    "polars": pl.DataFrame(DATA),
+    "pyarrow": pa.table(DATA),
+    "dict": DATA,
+}
 
 
 @pytest.mark.parametrize("kind", FRAMES)
@@ -39,11 +44,16 @@ def test_what_is_no_frame_is_named():
 @pytest.mark.parametrize(
     "values",
     [
-        [1, None, 2.5], ["1", None, "2.5"], np.ma.array([1, 9, 2.5], mask=[0, 1, 0]), pd.Series([1, None, 2.5]),
-        pd.Series([1, pd.NA, 2.5], dtype="Float64"), pl.Series([1.0, None, 2.5]), pa.array([1.0, None, 2.5]),
+        [1, None, 2.5],
+        ["1", None, "2.5"],
+        np.ma.array([1, 9, 2.5], mask=[0, 1, 0]),
+        pd.Series([1, None, 2.5]),
+        pd.Series([1, pd.NA, 2.5], dtype="Float64"),
+        pl.Series([1.0, None, 2.5]),
+        pa.array([1.0, None, 2.5]),
         torch.tensor([[1.0], [float("nan")], [2.5]]),
     ],
-)  # fmt: skip
+)
 def test_numbers_of_every_kind_of_column(values):
     np.testing.assert_array_equal(numbers(values, "y"), [1, np.nan, 2.5])
 

@@ -12,7 +12,15 @@ from safetensors.torch import save_file
 
 from fisherfold.files import HEADER, check_place, read_tensors, write_atomically, write_tensors
 
-DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+]
 posix = pytest.mark.skipif(os.name != "posix", reason="pipes, links and modes of POSIX")
 
 
@@ -29,7 +37,10 @@ def read(path, **options):
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3)])
 def test_every_dtype_and_shape_comes_back_to_the_bit(tmp_path, dtype, shape):
     tensor = (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 100).to(dtype)
-    write(tmp_path / "f", {"some/name.weight": tensor, "again": tensor, "turned": tensor.reshape(-1).flip(0)})
+    write(
+        tmp_path / "f",
+        {"some/name.weight": tensor, "again": tensor, "turned": tensor.reshape(-1).flip(0)},
+    )
     tensors, _ = read(tmp_path / "f")
     assert tensors["some/name.weight"].dtype == dtype
     assert torch.equal(tensors["again"], tensor)
@@ -76,19 +87,35 @@ def test_truncated_files_are_damaged(tmp_path, keep):
 def test_other_kinds_newer_versions_and_foreign_files_are_named(tmp_path):
     path = tmp_path / "f"
     write(path)
-    with pytest.raises(ValueError, match=r"f is not a checkpoint file of fisherfold: it holds a thing"):
+    with pytest.raises(
+        ValueError, match=r"f is not a checkpoint file of fisherfold: it holds a thing"
+    ):
         read(path, kind="checkpoint")
     write(path, version=3)
-    with pytest.raises(ValueError, match=r"f has version 3 of the thing format, at most 2 is known here"):
+    with pytest.raises(
+        ValueError, match=r"f has version 3 of the thing format, at most 2 is known here"
+    ):
         read(path)
     path.write_text("user,item,rating\n1,2,3\n" * 10)
     with pytest.raises(ValueError, match=r"f is damaged or not a thing file of fisherfold"):
         read(path)
-    for content in (None, "[1, 2]", '{"kind": "thing"}', '{"kind": "thing", "version": "new", "header": {}}', "{"):
-        save_file({"a": torch.zeros(2)}, path, metadata=None if content is None else {HEADER: content})
+    for content in (
+        None,
+        "[1, 2]",
+        '{"kind": "thing"}',
+        '{"kind": "thing", "version": "new", "header": {}}',
+        "{",
+    ):
+        save_file(
+            {"a": torch.zeros(2)}, path, metadata=None if content is None else {HEADER: content}
+        )
         with pytest.raises(ValueError, match=r"f (is|has)"):
             read(path)
-    save_file({"a": torch.zeros(2)}, path, metadata={HEADER: json.dumps({"kind": "thing", "version": 1, "header": {}})})
+    save_file(
+        {"a": torch.zeros(2)},
+        path,
+        metadata={HEADER: json.dumps({"kind": "thing", "version": 1, "header": {}})},
+    )
     with pytest.raises(ValueError, match=r"f is damaged: its checksum does not match"):
         read(path)
 
@@ -97,13 +124,17 @@ def test_missing_files_and_folders_are_named(tmp_path):
     for place in (tmp_path / "nothing", tmp_path):
         with pytest.raises(FileNotFoundError, match=r"there is no file"):
             read(place)
-    with pytest.raises(FileNotFoundError, match=r"cannot write .*f: the folder .*sub does not exist"):
+    with pytest.raises(
+        FileNotFoundError, match=r"cannot write .*f: the folder .*sub does not exist"
+    ):
         write(tmp_path / "sub" / "f")
     with pytest.raises(IsADirectoryError, match=r"cannot write .*: it is a folder"):
         write(tmp_path)
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError(13, "no"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), OSError(13, "no"), KeyboardInterrupt()]
+)
 def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch, error):
     write_atomically(tmp_path / "f", b"old")
 
@@ -111,7 +142,9 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypa
         raise error
 
     monkeypatch.setattr(os, "fsync", fail)
-    message = {28: "No space left on device", 13: "is read-only"}.get(getattr(error, "errno", 0), "^$")
+    message = {28: "No space left on device", 13: "is read-only"}.get(
+        getattr(error, "errno", 0), "^$"
+    )
     with pytest.raises(type(error), match=message):
         write_atomically(tmp_path / "f", b"new")
     assert (tmp_path / "f").read_bytes() == b"old"
@@ -119,7 +152,9 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypa
 
 
 def test_leftovers_of_killed_writers_are_removed_after_a_day(tmp_path):
-    old, folder, foreign, young = (tmp_path / f".f.{end}" for end in ("0" * 12, "1" * 12, "notours", "2" * 12))
+    old, folder, foreign, young = (
+        tmp_path / f".f.{end}" for end in ("0" * 12, "1" * 12, "notours", "2" * 12)
+    )
     folder.mkdir()
     for left in (old, foreign, young):
         left.touch()
@@ -134,7 +169,9 @@ def test_devices_and_pipes_are_not_replaced_by_files(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("pipe")
     for name in ("pipe", "link"):
-        with pytest.raises(OSError, match=rf"cannot write .*{name}: it is a device or a pipe, a file is expected"):
+        with pytest.raises(
+            OSError, match=rf"cannot write .*{name}: it is a device or a pipe, a file is expected"
+        ):
             write_atomically(tmp_path / name, b"new")
         with pytest.raises(OSError, match=rf"checkpoint .*{name}: it is a device or a pipe"):
             check_place(tmp_path / name, "checkpoint")

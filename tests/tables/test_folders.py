@@ -29,7 +29,12 @@ posix = pytest.mark.skipif(os.name != "posix", reason="links, limits and signals
 
 
 def save(path, value=1.0, kind="thing"):
-    save_folder(path, kind, {"a": np.full(3, value), "n": torch.arange(2)}, {"value": value, "trace": [float("nan")]})
+    save_folder(
+        path,
+        kind,
+        {"a": np.full(3, value), "n": torch.arange(2)},
+        {"value": value, "trace": [float("nan")]},
+    )
 
 
 def test_arrays_and_meta_come_back(tmp_path):
@@ -46,7 +51,10 @@ def test_many_text_ids_can_be_saved(tmp_path):
     index = IdIndex([f"a school with a long name, number {k}" for k in range(430_000)])
     save_folder(tmp_path / "m", "thing", pack_index(index, "tasks"), {})
     arrays, _ = load_folder(tmp_path / "m", "thing")
-    assert unpack_index(arrays, "tasks", 430_000).labels[[0, -1]].tolist() == index.labels[[0, -1]].tolist()
+    assert (
+        unpack_index(arrays, "tasks", 430_000).labels[[0, -1]].tolist()
+        == index.labels[[0, -1]].tolist()
+    )
     with pytest.raises(ValueError, match=r"430000 ids of 7 tasks"):
         unpack_index(arrays, "tasks", 7)
 
@@ -77,15 +85,26 @@ def foreign(folder, what):
 
 
 def everything(folder):
-    return {str(p): p.read_bytes() if p.is_file() else os.path.realpath(p) for p in sorted(folder.rglob("*"))}
+    return {
+        str(p): p.read_bytes() if p.is_file() else os.path.realpath(p)
+        for p in sorted(folder.rglob("*"))
+    }
 
 
 @posix
 @pytest.mark.parametrize(
     "what",
-    ["link", "model.json", "model.safetensors", "links inside", "another model.json", "another kind", "a file beside",
-     "file"],
-)  # fmt: skip
+    [
+        "link",
+        "model.json",
+        "model.safetensors",
+        "links inside",
+        "another model.json",
+        "another kind",
+        "a file beside",
+        "file",
+    ],
+)
 def test_nothing_foreign_is_replaced_and_no_link_is_followed(tmp_path, what):
     foreign(tmp_path / "m", what)
     before = everything(tmp_path)
@@ -104,21 +123,27 @@ def test_the_current_folder_is_not_exchanged(tmp_path, monkeypatch, path, model)
     if model:
         save(here)
     monkeypatch.chdir(here)
-    with pytest.raises(FileExistsError, match=r"cannot save into .*: it is (the current folder|a symbolic link)"):
+    with pytest.raises(
+        FileExistsError, match=r"cannot save into .*: it is (the current folder|a symbolic link)"
+    ):
         save(path)
     assert here.stat().st_ino == os.stat(".").st_ino
     save("m")
     assert load_folder(here / "m", "thing")[1]["value"] == 1.0
 
 
-def test_an_empty_folder_and_a_model_of_ours_are_replaced_and_nothing_is_left_over(tmp_path, monkeypatch):
+def test_an_empty_folder_and_a_model_of_ours_are_replaced_and_nothing_is_left_over(
+    tmp_path, monkeypatch
+):
     (tmp_path / "m").mkdir()
     for k in range(3):
         save(tmp_path / "m", float(k))
         if k == 1:
             (tmp_path / "m").chmod(0o700)
             model_file(tmp_path / "m").chmod(0o600)
-            monkeypatch.setattr(folders, "_exchange", lambda *_: False)  # a system without it: file by file
+            monkeypatch.setattr(
+                folders, "_exchange", lambda *_: False
+            )  # a system without it: file by file
         assert load_folder(tmp_path / "m", "thing")[1]["value"] == k
         assert [p.name for p in tmp_path.iterdir()] == ["m"]
     assert model_file(tmp_path / "m").stat().st_mode & 0o777 == 0o600
@@ -136,11 +161,16 @@ def test_a_save_that_fails_at_any_stage_leaves_the_old_model(tmp_path, monkeypat
     assert [p.name for p in tmp_path.iterdir()] == ["m"]
 
 
-@pytest.mark.parametrize("change", ["truncate", "nan array", "nan meta", "kind", "version", "no file", "no folder"])
+@pytest.mark.parametrize(
+    "change", ["truncate", "nan array", "nan meta", "kind", "version", "no file", "no folder"]
+)
 def test_hostile_models_give_one_error_with_the_name_of_the_file(tmp_path, change):
     save(tmp_path / "m")
     file, error = model_file(tmp_path / "m"), ValueError
-    bad = {"nan array": ({"a": torch.tensor([np.nan])}, {}), "nan meta": ({}, {"x": [{"y": float("nan")}]})}
+    bad = {
+        "nan array": ({"a": torch.tensor([np.nan])}, {}),
+        "nan meta": ({}, {"x": [{"y": float("nan")}]}),
+    }
     if change == "truncate":
         file.write_bytes(file.read_bytes()[:-3])
     elif change == "no file":
@@ -151,7 +181,10 @@ def test_hostile_models_give_one_error_with_the_name_of_the_file(tmp_path, chang
         error = FileNotFoundError
     else:
         tensors, header = bad.get(change, ({}, {}))
-        kind, version = ("other" if change == "kind" else "thing"), (9 if change == "version" else 1)
+        kind, version = (
+            ("other" if change == "kind" else "thing"),
+            (9 if change == "version" else 1),
+        )
         write_tensors(file, tensors, kind=kind, version=version, header=header)
     with pytest.raises(error) as found:
         load_folder(file if change == "no folder" else tmp_path / "m", "thing")
@@ -161,23 +194,36 @@ def test_hostile_models_give_one_error_with_the_name_of_the_file(tmp_path, chang
 
 
 def test_parts_of_a_model_are_checked(tmp_path):
-    arrays = {"x": torch.zeros(2, 3), "n": torch.arange(3), "scalar": torch.tensor(1.0), "half": torch.zeros(1).half()}
+    arrays = {
+        "x": torch.zeros(2, 3),
+        "n": torch.arange(3),
+        "scalar": torch.tensor(1.0),
+        "half": torch.zeros(1).half(),
+    }
     assert expect(arrays, "x", (2, None), least=0.0) is arrays["x"]
     assert expect(arrays, "n", (3,), integers=True) is arrays["n"]
     for name, shape, options in [
-        ("y", None, {}), ("x", (3, 2), {}), ("x", (6,), {}), ("x", None, {"positive": True}), ("x", None, {"least": 1}),
-        ("x", None, {"integers": True}), ("n", None, {}), ("scalar", None, {}), ("half", None, {}),
-    ]:  # fmt: skip
+        ("y", None, {}),
+        ("x", (3, 2), {}),
+        ("x", (6,), {}),
+        ("x", None, {"positive": True}),
+        ("x", None, {"least": 1}),
+        ("x", None, {"integers": True}),
+        ("n", None, {}),
+        ("scalar", None, {}),
+        ("half", None, {}),
+    ]:
         with pytest.raises(ValueError, match=name):
             expect(arrays, name, shape, **options)
     assert expect_number({"x": 3}, "x", least=1) == 3.0
     for value in (None, True, "3", 0, float("nan"), float("inf"), 2**5000, 2.5, [3]):
         with pytest.raises(ValueError, match=r"x is "):
             expect_number({"x": value}, "x", least=1, integer=True)
-    with pytest.raises(ValueError, match=r"f is damaged or not a thing .*: it lacks 'k'"), sound("f", "thing"):
+    with (
+        pytest.raises(ValueError, match=r"f is damaged or not a thing .*: it lacks 'k'"),
+        sound("f", "thing"),
+    ):
         raise KeyError("k")
-
-
 
 
 def write_until(path, value, end):
@@ -203,8 +249,13 @@ def test_two_writers_and_three_readers_never_meet_a_mixture_or_an_error(tmp_path
     context = multiprocessing.get_context("fork")
     save(tmp_path / "m", 1.0)
     end, found = time.time() + seconds, context.Queue()
-    processes = [context.Process(target=write_until, args=(tmp_path / "m", value, end)) for value in (1.0, 2.0)]
-    processes += [context.Process(target=read_until, args=(tmp_path / "m", end, found)) for _ in range(3)]
+    processes = [
+        context.Process(target=write_until, args=(tmp_path / "m", value, end))
+        for value in (1.0, 2.0)
+    ]
+    processes += [
+        context.Process(target=read_until, args=(tmp_path / "m", end, found)) for _ in range(3)
+    ]
     for process in processes:
         process.start()
     seen = [found.get(timeout=seconds + 60) for _ in range(3)]

@@ -52,7 +52,11 @@ def test_ids_of_every_kind_of_column(given, expected):
         (pd.Series([1, pd.NA], dtype="Int64"), ValueError, "position 1 is missing"),
         (pl.Series(["a", None]), ValueError, "position 1 is missing"),
         (np.ma.array([1, 2], mask=[False, True]), ValueError, "position 1 is missing"),
-        ([1.5], TypeError, "must be integers or text, got 1.5 .float. at position 0; convert them to text"),
+        (
+            [1.5],
+            TypeError,
+            "must be integers or text, got 1.5 .float. at position 0; convert them to text",
+        ),
         ([float(2**60)], TypeError, "must be integers or text"),
         ([("a", 1)], TypeError, "got ..a., 1. .tuple."),
         ([b"a"], TypeError, "got b'a'"),
@@ -66,13 +70,21 @@ def test_what_is_no_id_is_named(given, kind, message):
         as_ids(given)
 
 
-@pytest.mark.parametrize("labels", [TEXTS, [5, -3, 2**62, 0, -(2**63) + 1], list(range(100, 0, -1)), []])
+@pytest.mark.parametrize(
+    "labels", [TEXTS, [5, -3, 2**62, 0, -(2**63) + 1], list(range(100, 0, -1)), []]
+)
 def test_positions_are_found_again_after_arrays_pickles_and_copies(labels):
     index, codes = IdIndex.fit(labels * 2)
     assert index.decode(codes).tolist() == labels * 2
     assert len(index) == len(labels)
-    tensors = {name: torch.from_numpy(np.array(values)) for name, values in index.to_arrays().items()}
-    for again in (IdIndex.from_arrays(tensors), pickle.loads(pickle.dumps(index)), copy.copy(index)):
+    tensors = {
+        name: torch.from_numpy(np.array(values)) for name, values in index.to_arrays().items()
+    }
+    for again in (
+        IdIndex.from_arrays(tensors),
+        pickle.loads(pickle.dumps(index)),
+        copy.copy(index),
+    ):
         assert again.labels.tolist() == index.labels.tolist()
         assert again.encode(labels).tolist() == codes[: len(labels)].tolist()
         assert again.encode(["no such id", -(2**40)]).tolist() == [-1, -1]
@@ -80,7 +92,15 @@ def test_positions_are_found_again_after_arrays_pickles_and_copies(labels):
 
 def test_an_integer_and_its_text_are_one_id():
     numbers, texts = IdIndex([7, 10]), IdIndex(["b", "7"])
-    assert numbers.encode(["7", "07", " 7", "x", "+7", "7.0", str(2**70)]).tolist() == [0, -1, -1, -1, -1, -1, -1]
+    assert numbers.encode(["7", "07", " 7", "x", "+7", "7.0", str(2**70)]).tolist() == [
+        0,
+        -1,
+        -1,
+        -1,
+        -1,
+        -1,
+        -1,
+    ]
     assert texts.encode([7, 8]).tolist() == [1, -1]
     assert numbers.extend(["7", "a", 10]).tolist() == [0, 2, 1]
     assert numbers.labels.tolist() == ["7", "10", "a"]

@@ -36,15 +36,29 @@ def test_separators_and_headers_are_found_out(tmp_path, mark, header, packed):
     assert (found.n_lines, found.rejected, found.others) == (2, {}, [])
 
 
-@pytest.mark.parametrize("change", [
-    lambda t: t.replace("\n", "\r\n").encode(), lambda t: t.encode("utf-8-sig"), lambda t: t.encode("utf-16"),
-    lambda t: t.rstrip("\n").encode(),
-    lambda t: ("\n\n" + t + "\n\n").encode(),
-    lambda t: t.replace("1", '"1"').encode(), lambda t: t.replace(",", " , ").encode(),
-    lambda t: "".join(f"{k}{line}" for k, line in zip(["", "0", "1"], t.replace("user", ",user").replace("\n", "\n,")
-                                                        .removesuffix(",").splitlines(keepends=True), strict=True))
-    .encode(),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: t.replace("\n", "\r\n").encode(),
+        lambda t: t.encode("utf-8-sig"),
+        lambda t: t.encode("utf-16"),
+        lambda t: t.rstrip("\n").encode(),
+        lambda t: ("\n\n" + t + "\n\n").encode(),
+        lambda t: t.replace("1", '"1"').encode(),
+        lambda t: t.replace(",", " , ").encode(),
+        lambda t: "".join(
+            f"{k}{line}"
+            for k, line in zip(
+                ["", "0", "1"],
+                t.replace("user", ",user")
+                .replace("\n", "\n,")
+                .removesuffix(",")
+                .splitlines(keepends=True),
+                strict=True,
+            )
+        ).encode(),
+    ],
+)
 def test_forms_of_the_same_table(tmp_path, change):
     found = read(tmp_path, change(text(",")))
     assert list(zip(found.rows, found.columns, found.values, strict=True)) == LINES
@@ -67,10 +81,13 @@ def test_parquet_standard_input_and_encodings(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("header", "expected"),
     [
-        ("index,user,item,rating", "123"), (",user,item,rating", "123"), ("timestamp,rating,item,user", "321"),
-        ("item,user,liters,date", "102"), ("tag,item,user,stars,movie_year", "213"),
+        ("index,user,item,rating", "123"),
+        (",user,item,rating", "123"),
+        ("timestamp,rating,item,user", "321"),
+        ("item,user,liters,date", "102"),
+        ("tag,item,user,stars,movie_year", "213"),
     ],
-)  # fmt: skip
+)
 def test_ids_and_values_are_in_the_columns_with_usual_names(tmp_path, header, expected):
     cells = [str(k + 5) for k in range(header.count(",") + 1)]
     found = read(tmp_path, f"{header}\n{','.join(cells)}\n")
@@ -83,21 +100,43 @@ def test_ids_and_values_are_in_the_columns_with_usual_names(tmp_path, header, ex
 def test_columns_of_other_names_are_those_that_were_named_or_known_before_or_pairs(tmp_path):
     content = "w,paper,reader,grade\n1,2,3,4\n"
     for how in (read_ratings, read_pairs):
-        with pytest.raises(ValueError, match=r"x.csv: cannot tell which of the columns \['w', 'paper', 'b', 'grade'"):
+        with pytest.raises(
+            ValueError,
+            match=r"x.csv: cannot tell which of the columns \['w', 'paper', 'b', 'grade'",
+        ):
             read(tmp_path, "w,paper,b,grade\n1,2,3,4\n", how)
     for names in ({"known": ("reader", "paper", "grade")}, {"columns": ["3", "paper", "grade"]}):
         found = read(tmp_path, content, **names)
         assert (found.rows[0], found.columns[0], found.values[0], found.others) == (3, 2, 4, ["w"])
-    with pytest.raises(ValueError, match=r"'movieId' and 'title' could each be the column id; name them, as in"):
+    with pytest.raises(
+        ValueError, match=r"'movieId' and 'title' could each be the column id; name them, as in"
+    ):
         read(tmp_path, "userId,movieId,title,rating\n1,2,x,3\n")
-    for content in ("user,item\n1,2\n", "item,user\n2,1\n", "who,what\n1,2\n", "1,2\n", "date,user,item\nx,1,2\n"):
+    for content in (
+        "user,item\n1,2\n",
+        "item,user\n2,1\n",
+        "who,what\n1,2\n",
+        "1,2\n",
+        "date,user,item\nx,1,2\n",
+    ):
         found = read(tmp_path, content, implicit=True)
-        assert (found.rows[0], found.columns[0], found.values[0], found.has_values) == (1, 2, 1, False)
+        assert (found.rows[0], found.columns[0], found.values[0], found.has_values) == (
+            1,
+            2,
+            1,
+            False,
+        )
 
 
-@pytest.mark.parametrize(("cell", "expected"), [
-    ("5", 5.0), ("1970-01-02", 86400.0), ("1970-01-01 00:01", 60.0), ("1970-01-01T02:00:00+01:00", 3600.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("cell", "expected"),
+    [
+        ("5", 5.0),
+        ("1970-01-02", 86400.0),
+        ("1970-01-01 00:01", 60.0),
+        ("1970-01-01T02:00:00+01:00", 3600.0),
+    ],
+)
 def test_times_are_numbers_or_dates(tmp_path, cell, expected):
     found = read(tmp_path, f"user,item,rating,at\n1,2,3,{cell}\n", time="at")
     assert (found.times.tolist(), found.values.tolist()) == ([expected], [3.0])
@@ -107,16 +146,33 @@ def test_times_are_numbers_or_dates(tmp_path, cell, expected):
 
 
 def test_rejected_lines_are_counted_by_reason_and_more_than_one_percent_is_an_error(tmp_path):
-    bad = ["1,2,3,4", ",2,3", "1, ,3", "1,2,", "1,2", "1,2,x", "1,2,nan", "1,2,-inf", "1,2,1e301", "1,2,1.5.5"]
+    bad = [
+        "1,2,3,4",
+        ",2,3",
+        "1, ,3",
+        "1,2,",
+        "1,2",
+        "1,2,x",
+        "1,2,nan",
+        "1,2,-inf",
+        "1,2,1e301",
+        "1,2,1.5.5",
+    ]
     bad += ["1,2,1_0"]
     reasons = {
-        "too many fields": 1, "missing id": 2, "missing value": 2, "value is not a number": 3,
-        "value is not finite": 2, "value is beyond 1e+300": 1,
-    }  # fmt: skip
+        "too many fields": 1,
+        "missing id": 2,
+        "missing value": 2,
+        "value is not a number": 3,
+        "value is not finite": 2,
+        "value is beyond 1e+300": 1,
+    }
     content = "u,i,r\n" + "\n".join(bad) + "\n7,8,9\n"
     found = read(tmp_path, content, skip_bad_lines=True)
     assert (found.rows.tolist(), found.n_lines, found.rejected) == ([7], 12, reasons)
-    with pytest.raises(ValueError, match=r"11 of 12 lines \(91.7%\) cannot be used: 1 too many fields, 2 missing"):
+    with pytest.raises(
+        ValueError, match=r"11 of 12 lines \(91.7%\) cannot be used: 1 too many fields, 2 missing"
+    ):
         read(tmp_path, content)
     few = read(tmp_path, "u,i,r\n" + "1,2,3\n" * 99 + "1,2,x\n")
     assert (few.n_lines, len(few.values), few.rejected) == (100, 99, {"value is not a number": 1})
@@ -143,10 +199,16 @@ def test_decimal_marks(cells, decimal, expected):
 @pytest.mark.parametrize(
     ("column", "expected"),
     [
-        (["7", " 8"], [7, 8]), (["007", "8"], ["007", "8"]), (["+7"], ["+7"]), (["1.0"], ["1.0"]), ([1.0, 2.0], [1, 2]),
-        ([str(2**63)], [str(2**63)]), (["é", "e\u0301"], ["é", "e\u0301"]), ([True], [1]),
+        (["7", " 8"], [7, 8]),
+        (["007", "8"], ["007", "8"]),
+        (["+7"], ["+7"]),
+        (["1.0"], ["1.0"]),
+        ([1.0, 2.0], [1, 2]),
+        ([str(2**63)], [str(2**63)]),
+        (["é", "e\u0301"], ["é", "e\u0301"]),
+        ([True], [1]),
     ],
-)  # fmt: skip
+)
 def test_ids_of_a_file_are_integers_only_if_all_are(column, expected):
     assert ids(pl.Series("id", column)).tolist() == expected
 
@@ -159,22 +221,52 @@ def test_ids_of_a_file_are_integers_only_if_all_are(column, expected):
         ("u,i,r\n", read_ratings, {}, "x.csv has no lines below its header"),
         ("u,i\n", read_pairs, {}, "x.csv has no lines below its header"),
         ("u,i\na,b\n,c\n", read_pairs, {}, "the id in column 'u' is missing in data line 2"),
-        ("u,i\na,b\na,b,c\n", read_pairs, {}, "1 too many fields; every line must be a pair of ids"),
-        ("u,i\n1,2\n", read_ratings, {}, r"which of the columns \['u', 'i'\] is the value; name them, as in --columns"),
-        ("u,i,r\n1,2,3\n", read_ratings, {"columns": ["u", "i", "x"]}, "no column 'x'; its columns are u, i, r"),
+        (
+            "u,i\na,b\na,b,c\n",
+            read_pairs,
+            {},
+            "1 too many fields; every line must be a pair of ids",
+        ),
+        (
+            "u,i\n1,2\n",
+            read_ratings,
+            {},
+            r"which of the columns \['u', 'i'\] is the value; name them, as in --columns",
+        ),
+        (
+            "u,i,r\n1,2,3\n",
+            read_ratings,
+            {"columns": ["u", "i", "x"]},
+            "no column 'x'; its columns are u, i, r",
+        ),
         ("u,i,r\n1,2,3\n", read_ratings, {"columns": ["u", "u", "r"]}, "3 different columns"),
-        ("u,i,r\n1,2,3\n", read_ratings, {"separator": "ab"}, "--separator must be one character or ::, got 'ab'"),
+        (
+            "u,i,r\n1,2,3\n",
+            read_ratings,
+            {"separator": "ab"},
+            "--separator must be one character or ::, got 'ab'",
+        ),
         ("u,i,r\n1,2,3\n", read_ratings, {"decimal": "x"}, "--decimal must be . or ,"),
         (b"u,i,r\n1,\xe9,3\n", read_ratings, {}, "x.csv is not UTF-8 text; name its --encoding"),
         (b"u,i,r\n1,\xe9,3\n", read_ratings, {"encoding": "ascii"}, "is not text in ascii"),
         (b"u,i,r\n1,\xe9,3\n", read_ratings, {"encoding": "morse"}, "is not text in morse"),
         (b"\x28\xb5\x2f\xfd zstd", read_ratings, {}, "is not UTF-8 text; .* unpack it"),
-        (gzip.compress(b"1,2,3\n" * 99, mtime=0), read_ratings, {"max_bytes": 99}, "99 bytes unpacked; --unpack-limit"),
+        (
+            gzip.compress(b"1,2,3\n" * 99, mtime=0),
+            read_ratings,
+            {"max_bytes": 99},
+            "99 bytes unpacked; --unpack-limit",
+        ),
         (gzip.compress(b"1,2,3\n" * 99, mtime=0)[:-9], read_ratings, {}, "is a damaged gzip file"),
-        (gzip.compress(gzip.compress(b"1,2,3\n", mtime=0), mtime=0), read_ratings, {}, "is not UTF-8 text"),
+        (
+            gzip.compress(gzip.compress(b"1,2,3\n", mtime=0), mtime=0),
+            read_ratings,
+            {},
+            "is not UTF-8 text",
+        ),
         (b"PAR1 and what is no Parquet at all PAR1", read_ratings, {}, "cannot be read as Parquet"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_table_is_named(tmp_path, content, how, options, message):
     with pytest.raises(ValueError, match=message):
         read(tmp_path, content, how, **options)
@@ -209,7 +301,11 @@ def test_parts_of_a_file_are_the_whole(tmp_path, kind):
 
 def test_a_wide_table_is_read_in_linear_time_and_names_are_made_distinct(tmp_path):
     n = 40_000
-    found = read(tmp_path, ",".join(f"f{k}" for k in range(n)) + "\n" + ",".join(["1"] * n) + "\n", read_table)
+    found = read(
+        tmp_path,
+        ",".join(f"f{k}" for k in range(n)) + "\n" + ",".join(["1"] * n) + "\n",
+        read_table,
+    )
     assert found.frame.shape == (1, n)
     assert read(tmp_path, "a,,a\nx,y,z\n", read_table).frame.columns == ["a", "column_2", "a_2"]
 

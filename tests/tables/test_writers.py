@@ -23,7 +23,11 @@ def test_what_is_written_is_read_again(tmp_path, name, decimal):
         write_table(FRAME, tmp_path / name, decimal)
         first = (tmp_path / name).read_bytes()
     found = read_ratings(tmp_path / name, decimal=decimal)
-    assert (found.rows.tolist(), found.columns.tolist(), found.values.tolist()) == (["a", "b;c"], [1, 2], [1.5, -2.0])
+    assert (found.rows.tolist(), found.columns.tolist(), found.values.tolist()) == (
+        ["a", "b;c"],
+        [1, 2],
+        [1.5, -2.0],
+    )
     assert name != "x.csv.gz" or gzip.decompress(first).startswith(b"u")
 
 
@@ -36,11 +40,15 @@ def test_no_column_of_the_table_is_lost(tmp_path):
         write_table(pl.DataFrame({"l": [[1]]}), tmp_path / "x.csv")
 
 
-@pytest.mark.parametrize("name", ["x.xlsx", "x.json", "m/model.json", "m/new.csv", "copy", "m", "no/x.csv"])
+@pytest.mark.parametrize(
+    "name", ["x.xlsx", "x.json", "m/model.json", "m/new.csv", "copy", "m", "no/x.csv"]
+)
 def test_names_that_cannot_hold_a_table_are_rejected_before_the_work(tmp_path, name):
     save_folder(tmp_path / "m", "completion", {"a": np.zeros(1)}, {})
     (tmp_path / "copy").write_bytes((tmp_path / "m" / "model.safetensors").read_bytes())
-    with pytest.raises((ValueError, OSError), match=r"--output .*(as CSV or Parquet|part of a model|folder)"):
+    with pytest.raises(
+        (ValueError, OSError), match=r"--output .*(as CSV or Parquet|part of a model|folder)"
+    ):
         check_table_name(tmp_path / name)
 
 

@@ -27,9 +27,15 @@ from fisherfold.testing import check_manifold
 
 # Every manifold of the library, with every retraction over many float32 steps; the full ten thousand on the sphere.
 LONG = [
-    Euclidean(3, 2), Sphere(5), Oblique(3, 4), Stiefel(6, 3), Grassmann(7, 3), Rotations(3), SPD(3),
+    Euclidean(3, 2),
+    Sphere(5),
+    Oblique(3, 4),
+    Stiefel(6, 3),
+    Grassmann(7, 3),
+    Rotations(3),
+    SPD(3),
     Power(Rotations(2), 2),
-]  # fmt: skip
+]
 SHORT = [
     Euclidean(),
     Sphere(2),
@@ -48,7 +54,12 @@ SHORT = [
     Product(
         {
             "a": Sphere(3, retraction="exp"),
-            "b": Product({"c": Grassmann(4, 2, retraction="qr", transport_method="parallel"), "d": Euclidean()}),
+            "b": Product(
+                {
+                    "c": Grassmann(4, 2, retraction="qr", transport_method="parallel"),
+                    "d": Euclidean(),
+                }
+            ),
         }
     ),
 ]
@@ -60,7 +71,9 @@ def test_the_manifolds_of_the_library_pass_with_the_long_run(manifold):
     report = check_manifold(manifold, steps=steps)
     assert all(isinstance(verdict, Verdict) and verdict for verdict in report)
     for method in manifold.retractions:
-        assert f"retraction {method!r} stays on the manifold over {steps} float32 steps" in {v.name for v in report}
+        assert f"retraction {method!r} stays on the manifold over {steps} float32 steps" in {
+            v.name for v in report
+        }
 
 
 @pytest.mark.parametrize("manifold", SHORT, ids=repr)
@@ -89,7 +102,9 @@ class PlainSphere(Manifold):
 
 def test_a_manifold_may_be_an_ordinary_class():
     assert all(check_manifold(PlainSphere(), steps=100))
-    with pytest.raises(ValueError, match=r"not a point of PlainSphere\(\): its constraint is violated by 7.32e-01"):
+    with pytest.raises(
+        ValueError, match=r"not a point of PlainSphere\(\): its constraint is violated by 7.32e-01"
+    ):
         PlainSphere().check_point(torch.ones(3))
 
 
@@ -308,11 +323,18 @@ def test_a_manifold_with_some_closed_forms_passes():
 )
 def test_wrong_manifolds_are_caught_by_name(manifold, property_name):
     with pytest.raises(AssertionError, match=f"FAILED: .*{property_name}"):
-        check_manifold(manifold, steps=10_000 if isinstance(manifold, Drifting) else 10, batch_shapes=((), (2,)))
+        check_manifold(
+            manifold,
+            steps=10_000 if isinstance(manifold, Drifting) else 10,
+            batch_shapes=((), (2,)),
+        )
 
 
 def test_a_retraction_that_changes_the_dtype_is_named():
-    with pytest.raises(AssertionError, match=r"retract must keep shape and dtype .*float32, got \(4,\), torch.float64"):
+    with pytest.raises(
+        AssertionError,
+        match=r"retract must keep shape and dtype .*float32, got \(4,\), torch.float64",
+    ):
         check_manifold(AlwaysDouble(4))
 
 
@@ -324,20 +346,26 @@ def test_the_message_counts_and_the_sound_properties_are_not_named():
     with pytest.raises(AssertionError) as caught:
         check_manifold(QRDeclaredSecondOrder(6, 3), steps=10)
     message = str(caught.value)
-    assert message.startswith("QRDeclaredSecondOrder(6, 3) fails 3 of ")  # one per batch shape, in float64
+    assert message.startswith(
+        "QRDeclaredSecondOrder(6, 3) fails 3 of "
+    )  # one per batch shape, in float64
     assert "'polar'" not in message
     assert "idempotent" not in message
 
 
 def test_a_symmetry_of_the_user_is_tested():
-    q = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))).Q
+    q = torch.linalg.qr(
+        torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    ).Q
 
     def rotate(x):
         return x @ q.to(x.dtype)
 
     assert all(check_manifold(Grassmann(6, 3), steps=1, symmetry=rotate))
     # frames themselves are not a quotient: a distance that forgets the rotation does not exist, a transport neither
-    with pytest.raises(AssertionError, match="transport 'projection' follows the representative of y"):
+    with pytest.raises(
+        AssertionError, match="transport 'projection' follows the representative of y"
+    ):
         check_manifold(Stiefel(6, 3), steps=1, symmetry=rotate)
 
 
@@ -348,19 +376,29 @@ def test_dtypes_and_batches_can_be_chosen():
 
 
 def test_classes_and_manifolds_of_geoopt_are_refused_by_name():
-    with pytest.raises(TypeError, match=r"manifold must be a manifold such as Sphere\(3\), got <class"):
+    with pytest.raises(
+        TypeError, match=r"manifold must be a manifold such as Sphere\(3\), got <class"
+    ):
         check_manifold(Sphere)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of its import
         geoopt = pytest.importorskip("geoopt")
     parameter = geoopt.ManifoldParameter(torch.eye(3)[0], manifold=geoopt.Sphere())
     for given, name in ((geoopt.Sphere(), "Sphere"), (parameter, "ManifoldParameter")):
-        with pytest.raises(TypeError, match=rf"one of fisherfold, got geoopt's {name}; pass from_geoopt\(...\) of it"):
+        with pytest.raises(
+            TypeError,
+            match=rf"one of fisherfold, got geoopt's {name}; pass from_geoopt\(...\) of it",
+        ):
             check_manifold(given)
-        with pytest.raises(TypeError, match=rf"one of fisherfold, got geoopt's {name}; pass from_geoopt\(...\) of it"):
+        with pytest.raises(
+            TypeError,
+            match=rf"one of fisherfold, got geoopt's {name}; pass from_geoopt\(...\) of it",
+        ):
             NLLProblem(given, torch.matmul, Gaussian(), torch.randn(5, 3), torch.randn(5))
 
 
 def test_batches_without_a_point_are_refused():
-    with pytest.raises(ValueError, match=r"batch_shapes must hold at least one point each, got \[\(0,\)\]"):
+    with pytest.raises(
+        ValueError, match=r"batch_shapes must hold at least one point each, got \[\(0,\)\]"
+    ):
         check_manifold(Sphere(3), batch_shapes=((), (0,)))

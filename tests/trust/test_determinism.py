@@ -35,9 +35,15 @@ def test_estimators(name):
 
 
 OPTIONS = {
-    "rngd": {}, "rngd-vr": {"step": 0.2, "batch_size": 10}, "rsgd": {"step": 0.1, "batch_size": 10},
-    "rsvrg": {"step": 0.1, "batch_size": 10}, "rcg": {}, "rgd": {}, "trust-region": {}, "lbfgs": {},
-}  # fmt: skip
+    "rngd": {},
+    "rngd-vr": {"step": 0.2, "batch_size": 10},
+    "rsgd": {"step": 0.1, "batch_size": 10},
+    "rsvrg": {"step": 0.1, "batch_size": 10},
+    "rcg": {},
+    "rgd": {},
+    "trust-region": {},
+    "lbfgs": {},
+}
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
@@ -58,11 +64,15 @@ def test_solvers(method):
         assert run(3) != run(4)
 
 
-@pytest.mark.parametrize("kind", [MKFAC, KFAC, SGDG, SphereOptimizer], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", [MKFAC, KFAC, SGDG, SphereOptimizer], ids=lambda kind: kind.__name__
+)
 def test_optimizers(kind):
     def run():
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(8, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+        model = nn.Sequential(
+            nn.Linear(8, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3)
+        )
         x, y = torch.randn(64, 8), torch.randint(3, (64,))
         options = {} if kind is KFAC else {"example_input": x[:8]}
         optimizer = kind(model, lr=0.05, **options)
@@ -76,9 +86,13 @@ def test_optimizers(kind):
 
 
 def test_command_line(tmp_path):
-    frame = pl.DataFrame({"user": NAMES[:, 0].tolist(), "item": NAMES[:, 1].tolist(), "rating": VALUES})
+    frame = pl.DataFrame(
+        {"user": NAMES[:, 0].tolist(), "item": NAMES[:, 1].tolist(), "rating": VALUES}
+    )
     frame.write_csv(tmp_path / "r.csv")
-    features = pl.DataFrame(X, schema=list("abcdef")).with_columns(y=pl.Series(Y), task=pl.Series(TASK))
+    features = pl.DataFrame(X, schema=list("abcdef")).with_columns(
+        y=pl.Series(Y), task=pl.Series(TASK)
+    )
     features.write_csv(tmp_path / "t.csv")
     commands = {
         "completion": ["complete", "fit", "r.csv", "--rank", "2", "--seed", "5"],
@@ -97,7 +111,16 @@ def test_command_line(tmp_path):
             tensors, _ = read_tensors(folder / "model.safetensors", kind=kind, version=9)
             files.append({key: tensor.numpy().tobytes() for key, tensor in tensors.items()})
         assert files[0] == files[1], name
-    words = ["complete", "evaluate", str(tmp_path / "r.csv"), "--rank", "2", "--folds", "3", "--json"]
+    words = [
+        "complete",
+        "evaluate",
+        str(tmp_path / "r.csv"),
+        "--rank",
+        "2",
+        "--folds",
+        "3",
+        "--json",
+    ]
     one, two = (json.loads(CliRunner().invoke(app, words).stdout) for _ in range(2))
     assert one == two
 

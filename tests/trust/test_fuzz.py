@@ -29,7 +29,9 @@ def test_corpus(seed):
 @pytest.mark.parametrize("name", ["small", "point"])
 def test_the_models_of_the_corpus_are_models(name, tmp_path):
     """A change of the format would else leave the fuzzer with files that are rejected at once."""
-    (tmp_path / "model.safetensors").write_bytes((CORPUS / "completion" / f"{name}.safetensors").read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(
+        (CORPUS / "completion" / f"{name}.safetensors").read_bytes()
+    )
     MatrixCompletion.load(tmp_path)
 
 

@@ -54,9 +54,13 @@ def models(tmp_path_factory):
     rng = np.random.default_rng(0)
     X = np.array([(f"u{i}", f"i{j}") for i in range(8) for j in range(6)], dtype=object)
     MatrixCompletion(rank=2, max_iter=4).fit(X, rng.normal(size=48)).save(folder / "completion")
-    known = pl.DataFrame({"row": [f"u{i}" for i in range(9)], "age": rng.normal(size=9), "kind": list("abcabcabc")})
+    known = pl.DataFrame(
+        {"row": [f"u{i}" for i in range(9)], "age": rng.normal(size=9), "kind": list("abcabcabc")}
+    )
     extras = {"row_features": known, "time": np.arange(48) * 86400}
-    everything = MatrixCompletion(rank=2, max_iter=4, likelihood="ordered").fit(X, rng.integers(1, 6, 48), **extras)
+    everything = MatrixCompletion(rank=2, max_iter=4, likelihood="ordered").fit(
+        X, rng.integers(1, 6, 48), **extras
+    )
     everything.save(folder / "everything")
     Z, y, task = rng.normal(size=(60, 3)), rng.normal(size=60), np.arange(60) % 4
     SubspaceRegressor(2, max_iter=4).fit(Z, y, task=task).save(folder / "regression")
@@ -74,27 +78,73 @@ def models(tmp_path_factory):
     [
         (b"", "damaged"),
         (b"\x00" * 7, "damaged"),
-        (struct.pack("<Q", 2**63) + b"{}", "claims a header of 9,223,372,036,854,775,808 bytes, 10 are possible"),
+        (
+            struct.pack("<Q", 2**63) + b"{}",
+            "claims a header of 9,223,372,036,854,775,808 bytes, 10 are possible",
+        ),
         (raw(b"{" * 5000), "damaged"),
-        (raw({"a": {"dtype": "F64", "shape": [2**40, 2**20], "data_offsets": [0, 2**63]}}), "damaged"),
-        (raw({"a": {"dtype": "F64", "shape": [10**9], "data_offsets": [0, 8 * 10**9]}}, b"\0" * 64), "damaged"),
-        (raw({"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]},
-              "b": {"dtype": "F32", "shape": [4], "data_offsets": [8, 24]}}, b"\0" * 24), "is not a thing file"),
-        (raw({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}, b"\0" * 4), "is not a thing file"),
+        (
+            raw({"a": {"dtype": "F64", "shape": [2**40, 2**20], "data_offsets": [0, 2**63]}}),
+            "damaged",
+        ),
+        (
+            raw(
+                {"a": {"dtype": "F64", "shape": [10**9], "data_offsets": [0, 8 * 10**9]}},
+                b"\0" * 64,
+            ),
+            "damaged",
+        ),
+        (
+            raw(
+                {
+                    "a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]},
+                    "b": {"dtype": "F32", "shape": [4], "data_offsets": [8, 24]},
+                },
+                b"\0" * 24,
+            ),
+            "is not a thing file",
+        ),
+        (
+            raw({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}, b"\0" * 4),
+            "is not a thing file",
+        ),
         (raw({"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}, b"\0" * 4), "damaged"),
-        (raw({"a": {"dtype": "EVIL", "shape": [1], "data_offsets": [0, 4]}}, b"\0" * 4), "is not a thing file"),
-        (raw({"__metadata__": {HEADER: '{"kind": "thing", "version": ' + "9" * 5000 + "}"}}), "damaged"),
+        (
+            raw({"a": {"dtype": "EVIL", "shape": [1], "data_offsets": [0, 4]}}, b"\0" * 4),
+            "is not a thing file",
+        ),
+        (
+            raw({"__metadata__": {HEADER: '{"kind": "thing", "version": ' + "9" * 5000 + "}"}}),
+            "damaged",
+        ),
         (raw({"__metadata__": {HEADER: "[" * 100_000}}), "nested too deeply"),
-        (raw({"__metadata__": {HEADER: '{"kind": "thing", "version": 1, "header": ' + "[" * 900 + "]" * 900 + "}"}}),
-         "damaged|nested"),
+        (
+            raw(
+                {
+                    "__metadata__": {
+                        HEADER: '{"kind": "thing", "version": 1, "header": '
+                        + "[" * 900
+                        + "]" * 900
+                        + "}"
+                    }
+                }
+            ),
+            "damaged|nested",
+        ),
         (raw({"__metadata__": {HEADER: '{"kind": "thing", "version": true}'}}), "version True"),
         (raw({"__metadata__": {HEADER: '{"kind": "thing", "version": 0}'}}), "version 0"),
-        (raw({"__metadata__": {HEADER: '{"kind": "thing", "version": 99}'}}), "version 99 .* at most 1 is known"),
-        (raw({"__metadata__": {HEADER: '{"kind": ["thing"], "version": 1}'}}), "is not a thing file"),
+        (
+            raw({"__metadata__": {HEADER: '{"kind": "thing", "version": 99}'}}),
+            "version 99 .* at most 1 is known",
+        ),
+        (
+            raw({"__metadata__": {HEADER: '{"kind": ["thing"], "version": 1}'}}),
+            "is not a thing file",
+        ),
         (b"\x80\x04\x95" + pickle.dumps(os.getcwd), "damaged"),
         (b"PK\x03\x04 a torch.save archive", "damaged"),
     ],
-)  # fmt: skip
+)
 def test_headers_that_lie(tmp_path, content, reason):
     path = tmp_path / "f"
     path.write_bytes(content)
@@ -128,19 +178,26 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 def refuse_in_a_small_process(path):
     home = str(Path(fisherfold.__file__).parents[1])
     done = subprocess.run(
-        [sys.executable, "-c", CHECK, str(path)], env={**os.environ, "PYTHONPATH": home, "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", CHECK, str(path)],
+        env={**os.environ, "PYTHONPATH": home, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-500:]
     assert done.stdout.startswith("refused:")
     return done.stdout
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the size of a process from /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="reads the size of a process from /proc"
+)
 def test_claims_are_not_allocated(tmp_path):
     """A petabyte of holes, and eight gigabytes claimed by 64 bytes, in a process that may take 700 MiB."""
     path = tmp_path / "f"
-    path.write_bytes(raw({"a": {"dtype": "F64", "shape": [10**9], "data_offsets": [0, 8 * 10**9]}}, b"\0" * 64))
+    path.write_bytes(
+        raw({"a": {"dtype": "F64", "shape": [10**9], "data_offsets": [0, 8 * 10**9]}}, b"\0" * 64)
+    )
     refuse_in_a_small_process(path)
     huge = 2**43
     header = raw({"a": {"dtype": "U8", "shape": [huge], "data_offsets": [0, huge]}})
@@ -170,7 +227,12 @@ def test_no_load_unpickles(models, tmp_path, monkeypatch):
 
     problem, start = sphere()
     minimize(problem, start, max_iter=2, checkpoint=tmp_path / "c")
-    for owner, name in ((pickle, "loads"), (pickle, "load"), (pickle, "Unpickler"), (torch, "load")):
+    for owner, name in (
+        (pickle, "loads"),
+        (pickle, "load"),
+        (pickle, "Unpickler"),
+        (torch, "load"),
+    ):
         monkeypatch.setattr(owner, name, refuse)
     for folder, cls in models.values():
         cls.load(folder)
@@ -178,14 +240,29 @@ def test_no_load_unpickles(models, tmp_path, monkeypatch):
 
 
 FORBIDDEN = {
-    "pickle.load", "pickle.loads", "torch.load", "torch.jit.load", "joblib.load", "dill.load", "marshal.loads",
-    "yaml.load", "eval", "exec", "os.system", "os.popen", "np.fromfile", "shelve.open",
-}  # fmt: skip
+    "pickle.load",
+    "pickle.loads",
+    "torch.load",
+    "torch.jit.load",
+    "joblib.load",
+    "dill.load",
+    "marshal.loads",
+    "yaml.load",
+    "eval",
+    "exec",
+    "os.system",
+    "os.popen",
+    "np.fromfile",
+    "shelve.open",
+}
 
 
 def test_no_source_file_calls_what_executes_or_unpickles():
     """No load path, that of the official CIFAR archives included, reads a pickle."""
-    home, cifar = Path(fisherfold.__file__).parent, Path(__file__).parents[2] / "benchmarks" / "cifar" / "data.py"
+    home, cifar = (
+        Path(fisherfold.__file__).parent,
+        Path(__file__).parents[2] / "benchmarks" / "cifar" / "data.py",
+    )
     for file in (*home.rglob("*.py"), cifar):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call):
@@ -202,7 +279,9 @@ def sphere():
     g = torch.Generator().manual_seed(0)
     x = torch.randn(30, 4, generator=g, dtype=torch.float64)
     w = Sphere(4).random_point(generator=g)
-    problem = NLLProblem(Sphere(4), lambda x, w: torch.tanh(x @ w), Gaussian(), x, torch.tanh(x @ w))
+    problem = NLLProblem(
+        Sphere(4), lambda x, w: torch.tanh(x @ w), Gaussian(), x, torch.tanh(x @ w)
+    )
     return problem, Sphere(4).random_point(generator=g)
 
 
@@ -219,12 +298,19 @@ def every_change(tensors, said):
             yield f"{name} nan", tensors | {name: torch.full_like(tensor, float("nan"))}, said
             yield f"{name} inf", tensors | {name: torch.full_like(tensor, float("inf"))}, said
             yield f"{name} half", tensors | {name: tensor.half()}, said
-            most, least = min(torch.finfo(tensor.dtype).max, 1e300), torch.finfo(tensor.dtype).tiny / 64
+            most, least = (
+                min(torch.finfo(tensor.dtype).max, 1e300),
+                torch.finfo(tensor.dtype).tiny / 64,
+            )
             for value in (most, -most, most**0.5, -(most**0.5), least, -least, 0.0, -1.0):
                 yield f"{name} {value:g}", tensors | {name: torch.full_like(tensor, value)}, said
         else:
             yield f"{name} negative", tensors | {name: torch.full_like(tensor, -1)}, said
-            yield f"{name} large", tensors | {name: torch.full_like(tensor, torch.iinfo(tensor.dtype).max)}, said
+            yield (
+                f"{name} large",
+                tensors | {name: torch.full_like(tensor, torch.iinfo(tensor.dtype).max)},
+                said,
+            )
             yield f"{name} float", tensors | {name: tensor.double()}, said
     for what, header in every_table(said["header"]):
         yield what, tensors, said | {"header": header}
@@ -235,7 +321,22 @@ def every_table(table):
     for key, held in table.items():
         without = {k: v for k, v in table.items() if k != key}
         yield f"no {key}", without
-        for value in (None, -1, 0, 1, 2**70, 1e308, -1e300, 1e-300, "../../x", [], {}, [[]], {"__class__": "x"}, True):
+        for value in (
+            None,
+            -1,
+            0,
+            1,
+            2**70,
+            1e308,
+            -1e300,
+            1e-300,
+            "../../x",
+            [],
+            {},
+            [[]],
+            {"__class__": "x"},
+            True,
+        ):
             if value != held:
                 yield f"{key} is {value!r}", without | {key: value}
         for what, inner in every_table(held) if isinstance(held, dict) else ():
@@ -273,7 +374,9 @@ def use(model, what):
     """Predict for known and new members; numbers must be finite."""
     with np.errstate(all="raise", under="ignore"):
         if isinstance(model, MatrixCompletion):
-            pairs = np.array([("u1", "i1"), ("new", "i2"), ("u2", "new"), ("new", "new")], dtype=object)
+            pairs = np.array(
+                [("u1", "i1"), ("new", "i2"), ("u2", "new"), ("new", "new")], dtype=object
+            )
             found = model.predict(pairs, return_std=True)
             model.recommend("u1", 3, exclude_seen=False)
         elif isinstance(model, SubspaceRegressor):
@@ -295,7 +398,12 @@ def test_attributes_cannot_be_planted(models, tmp_path):
 
 def test_names_of_tensors_are_never_paths(tmp_path):
     """Names with path tricks are names; nothing appears beside the file."""
-    tensors = {"../../escape": torch.ones(2), "/etc/passwd": torch.ones(1), "a\0b": torch.ones(1), "": torch.ones(1)}
+    tensors = {
+        "../../escape": torch.ones(2),
+        "/etc/passwd": torch.ones(1),
+        "a\0b": torch.ones(1),
+        "": torch.ones(1),
+    }
     (tmp_path / "f").write_bytes(signed(tensors, {"kind": "thing", "version": 1, "header": {}}))
     found, _ = read_tensors(tmp_path / "f", kind="thing", version=1)
     assert set(found) == set(tensors)

@@ -20,7 +20,13 @@ from fisherfold.completion import MatrixCompletion
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="jobs are forked")
 HERE, HOME = Path(__file__).parent, str(Path(fisherfold.__file__).parents[1])
-ENVIRONMENT = {**os.environ, "PYTHONPATH": HOME, "OMP_NUM_THREADS": "1", "COLUMNS": "300", "POLARS_MAX_THREADS": "1"}
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": HOME,
+    "OMP_NUM_THREADS": "1",
+    "COLUMNS": "300",
+    "POLARS_MAX_THREADS": "1",
+}
 
 
 @pytest.mark.parametrize("count", [24, pytest.param(200, marks=pytest.mark.slow)])
@@ -37,7 +43,10 @@ class Zygote:
 
     def __init__(self, folder):
         self.log = folder / "log.txt"
-        words, pipes = [sys.executable, HERE / "zygote.py"], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        words, pipes = (
+            [sys.executable, HERE / "zygote.py"],
+            {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE},
+        )
         self.process = subprocess.Popen(words, env=ENVIRONMENT, text=True, **pipes)
 
     def run(self, *words, **limits):
@@ -67,7 +76,9 @@ def tables(tmp_path_factory, zygote):
     lines = [f"u{i},{j},{rng.normal():.3f}" for i, j in zip(rows, columns, strict=True)]
     (folder / "ratings.csv").write_text("user,item,rating\n" + "\n".join(lines) + "\n")
     lines = [",".join(map("{:.4f}".format, rng.normal(size=9))) + f",{k % 30}" for k in range(600)]
-    (folder / "tasks.csv").write_text(",".join([*"abcdefgh", "y", "task"]) + "\n" + "\n".join(lines) + "\n")
+    (folder / "tasks.csv").write_text(
+        ",".join([*"abcdefgh", "y", "task"]) + "\n" + "\n".join(lines) + "\n"
+    )
     words = ["complete", "fit", folder / "ratings.csv", "-o", folder / "model", "-q"]
     assert zygote.run(*words) == 0, zygote.log.read_text()
     return folder
@@ -76,9 +87,35 @@ def tables(tmp_path_factory, zygote):
 def writes(tables, folder):
     """Commands that write: a folder, a file, a page."""
     return {
-        "complete": ["complete", "fit", tables / "ratings.csv", "-q", "--rank", "2", "-o", folder / "m"],
-        "subspace": ["subspace", "fit", tables / "tasks.csv", "--target", "y", "-q", "-o", folder / "deep" / "m"],
-        "predict": ["complete", "predict", tables / "model", tables / "ratings.csv", "-q", "-o", folder / "p.csv"],
+        "complete": [
+            "complete",
+            "fit",
+            tables / "ratings.csv",
+            "-q",
+            "--rank",
+            "2",
+            "-o",
+            folder / "m",
+        ],
+        "subspace": [
+            "subspace",
+            "fit",
+            tables / "tasks.csv",
+            "--target",
+            "y",
+            "-q",
+            "-o",
+            folder / "deep" / "m",
+        ],
+        "predict": [
+            "complete",
+            "predict",
+            tables / "model",
+            tables / "ratings.csv",
+            "-q",
+            "-o",
+            folder / "p.csv",
+        ],
         "demo": ["demo", "-q", "--output", folder / "d"],
     }
 
@@ -132,7 +169,9 @@ def test_full_disk(zygote, tables, mounted, name):
     """The old model stays, and hours of work are not lost: the new one is kept elsewhere."""
     folder = mounted("full", "-t", "tmpfs", "-o", "size=64k", "tmpfs")
     if name == "complete":
-        MatrixCompletion(rank=1).fit([("a", 1), ("b", 1), ("a", 2), ("b", 2)], [1, 2, 3, 5]).save(folder / "m")
+        MatrixCompletion(rank=1).fit([("a", 1), ("b", 1), ("a", 2), ("b", 2)], [1, 2, 3, 5]).save(
+            folder / "m"
+        )
     text = rejected(zygote, writes(tables, folder)[name])
     assert "cannot write" in text
     assert "No space left on device" in text
@@ -144,9 +183,22 @@ def test_full_disk(zygote, tables, mounted, name):
 
 def test_a_checkpoint_goes_once_the_model_is_there(tables, tmp_path, monkeypatch):
     """0.1.0 removed it first: on a full disk both were gone."""
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+    }.items():
         monkeypatch.setenv(name, value)
-    words = ["complete", "fit", tables / "ratings.csv", "--checkpoint", tmp_path / "c", "-o", tmp_path / "m"]
+    words = [
+        "complete",
+        "fit",
+        tables / "ratings.csv",
+        "--checkpoint",
+        tmp_path / "c",
+        "-o",
+        tmp_path / "m",
+    ]
 
     def full(*_, **__):
         raise OSError(28, "the disk is full")

@@ -20,8 +20,14 @@ from fisherfold.completion import LowRankImputer, MatrixCompletion, MatrixComple
 from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
 
 KINDS = [
-    "completion", "completion, point", "completion, cv", "imputer", "regression", "regression, point", "classification",
-]  # fmt: skip
+    "completion",
+    "completion, point",
+    "completion, cv",
+    "imputer",
+    "regression",
+    "regression, point",
+    "classification",
+]
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +49,10 @@ def test_copies_are_whole(models, name, tmp_path):
     serial = answers(models[name])
     joblib.dump(models[name], tmp_path / "m.joblib")
     for other in (
-        pickle.loads(pickle.dumps(models[name])), copy.deepcopy(models[name]), joblib.load(tmp_path / "m.joblib")
-    ):  # fmt: skip
+        pickle.loads(pickle.dumps(models[name])),
+        copy.deepcopy(models[name]),
+        joblib.load(tmp_path / "m.joblib"),
+    ):
         assert answers(other) == serial
 
 
@@ -84,27 +92,45 @@ def test_grid_search_with_two_workers():
     filled = np.where(np.isnan(HOLES), 0, HOLES).sum(axis=1)
     searches = [
         (MatrixCompletion(max_iter=5), {"rank": [1, 2]}, NAMES, VALUES),
-        (MatrixCompletionCV((1, 2), max_iter=4, cv=2), {"ridges": [(None,), (1.0,)]}, NAMES, VALUES),
-        (make_pipeline(LowRankImputer(max_iter=5), Ridge()), {"lowrankimputer__rank": [1, 2]}, HOLES, filled),
+        (
+            MatrixCompletionCV((1, 2), max_iter=4, cv=2),
+            {"ridges": [(None,), (1.0,)]},
+            NAMES,
+            VALUES,
+        ),
+        (
+            make_pipeline(LowRankImputer(max_iter=5), Ridge()),
+            {"lowrankimputer__rank": [1, 2]},
+            HOLES,
+            filled,
+        ),
         (SubspaceRegressor(max_iter=5), {"rank": [1, 2]}, X, Y),
         (SubspaceClassifier(max_iter=5, ridge=1.0), {"rank": [1, 2]}, X, Y > 0),
     ]
     folds = KFold(2, shuffle=True, random_state=0)
     for estimator, grid, table, target in searches:
         serial, parallel = (
-            GridSearchCV(estimator, grid, cv=folds, n_jobs=jobs, error_score="raise").fit(table, target)
+            GridSearchCV(estimator, grid, cv=folds, n_jobs=jobs, error_score="raise").fit(
+                table, target
+            )
             for jobs in (1, 2)
         )
         assert serial.best_params_ == parallel.best_params_
         np.testing.assert_allclose(
-            serial.cv_results_["mean_test_score"], parallel.cv_results_["mean_test_score"], rtol=1e-4
+            serial.cv_results_["mean_test_score"],
+            parallel.cv_results_["mean_test_score"],
+            rtol=1e-4,
         )
 
 
 def test_tasks_are_routed_through_searches():
     with sklearn.config_context(enable_metadata_routing=True):
-        model = SubspaceRegressor(2, max_iter=5).set_fit_request(task=True).set_score_request(task=True)
+        model = (
+            SubspaceRegressor(2, max_iter=5).set_fit_request(task=True).set_score_request(task=True)
+        )
         scores = cross_val_score(model, X, Y, params={"task": TASK}, cv=3, error_score="raise")
-        search = GridSearchCV(model, {"rank": [1, 2]}, cv=2, error_score="raise").fit(X, Y, task=TASK)
+        search = GridSearchCV(model, {"rank": [1, 2]}, cv=2, error_score="raise").fit(
+            X, Y, task=TASK
+        )
     assert scores.min() > 0.5
     assert search.best_params_ == {"rank": 2}

@@ -16,7 +16,12 @@ from fisherfold.cli import main
 
 torch.set_num_threads(1)
 
-for name in ("completion.estimator", "completion.cross_validation", "subspace.regressor", "subspace.files"):
+for name in (
+    "completion.estimator",
+    "completion.cross_validation",
+    "subspace.regressor",
+    "subspace.files",
+):
     importlib.import_module(f"fisherfold.{name}")
 
 

@@ -42,9 +42,14 @@ def _show_version(value: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave.")
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Print the version and leave."
+        ),
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the full trace of an error.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the full trace of an error.")
+    ] = False,
 ) -> None:
     """Options before the name of a command; ``--debug`` is read by ``main``."""
 
@@ -54,7 +59,9 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as ``__main__`` leaves it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a result is not lost because standard output has no sign for ± or é
+        sys.stdout.reconfigure(
+            errors="replace"
+        )  # a result is not lost because standard output has no sign for ± or é
     try:
         with heard():
             code = app(prog_name="fisherfold", standalone_mode=False)

@@ -62,9 +62,13 @@ class _Group(_Short, TyperGroup):
 def group(text: str, *, examples: Sequence[str]) -> typer.Typer:
     """Make a family of commands."""
     return typer.Typer(
-        help=text, epilog=_epilog(examples), no_args_is_help=True, rich_markup_mode="markdown",
-        pretty_exceptions_enable=False, cls=_Group,
-    )  # fmt: skip
+        help=text,
+        epilog=_epilog(examples),
+        no_args_is_help=True,
+        rich_markup_mode="markdown",
+        pretty_exceptions_enable=False,
+        cls=_Group,
+    )
 
 
 def _epilog(examples: Sequence[str]) -> str:
@@ -79,7 +83,9 @@ def command(
 
     def attach(run: Callable[..., None]) -> Callable[..., None]:
         taken = list(inspect.signature(run, eval_str=True).parameters.values())[1:]
-        groups: dict[str, Any] = {p.name: p.annotation for p in taken if dataclasses.is_dataclass(p.annotation)}
+        groups: dict[str, Any] = {
+            p.name: p.annotation for p in taken if dataclasses.is_dataclass(p.annotation)
+        }
         own = [q for p in taken for q in (_options(p.annotation) if p.name in groups else [p])]
         shared = _options(Voice)
 
@@ -88,14 +94,18 @@ def command(
             voice = Voice(**{p.name: given.pop(p.name) for p in shared})
             progress.show(False if voice.quiet else None)
             for name, kind in groups.items():
-                given[name] = kind(**{each.name: given.pop(each.name) for each in dataclasses.fields(kind)})
+                given[name] = kind(
+                    **{each.name: given.pop(each.name) for each in dataclasses.fields(kind)}
+                )
             began = time.perf_counter()
             try:
                 with warnings.catch_warnings():
                     warnings.showwarning = _warn  # type: ignore[assignment]
                     run(voice, **given)
             except KeyboardInterrupt as stop:
-                Console(stderr=True).print(f"stopped; {voice.resume}", markup=False, highlight=False, soft_wrap=True)
+                Console(stderr=True).print(
+                    f"stopped; {voice.resume}", markup=False, highlight=False, soft_wrap=True
+                )
                 raise typer.Exit(exit_code(stop)) from None
             voice.detail(f"took {time.perf_counter() - began:.1f} s{_memory()}")
 
@@ -119,13 +129,17 @@ def _options(kind: Any) -> list[inspect.Parameter]:
                 names = (f"--{each.name.replace('_', '-')}", *names)
             how = typer.Option(*names, **each.metadata["given"])
             annotation = Annotated[hints[each.name], how]  # type: ignore[valid-type, name-defined]
-            found.append(inspect.Parameter(each.name, _KEYWORD, default=each.default, annotation=annotation))
+            found.append(
+                inspect.Parameter(each.name, _KEYWORD, default=each.default, annotation=annotation)
+            )
     return found
 
 
 def _warn(message: Warning | str, *_: Any) -> None:
     """Print a warning of the library without the file and the line of code that Python would show."""
-    Console(stderr=True).print(f"warning: {printable(str(message))}", markup=False, highlight=False, soft_wrap=True)
+    Console(stderr=True).print(
+        f"warning: {printable(str(message))}", markup=False, highlight=False, soft_wrap=True
+    )
 
 
 def _memory() -> str:
@@ -184,11 +198,15 @@ def report(error: Exception, path: str, *, as_json: bool = False) -> int:
     code = UNUSABLE if theirs else FAILED
     if theirs:
         hint = f"'{path} --help' shows examples" + ("" if usage else "; --debug shows the trace")
-    elif type(error).__name__ == "RankLost":  # named, not imported: most commands have no use for torch
+    elif (
+        type(error).__name__ == "RankLost"
+    ):  # named, not imported: most commands have no use for torch
         hint = "the page on several processes says how a fit goes on from its checkpoint; --timeout sets the wait"
     else:
         text = f"unexpected {type(error).__name__}: {text}"
-        hint = "run it again with --debug for the trace, and add 'fisherfold info' to a report of it"
+        hint = (
+            "run it again with --debug for the trace, and add 'fisherfold info' to a report of it"
+        )
     if as_json:
         print(json.dumps({"error": text, "hint": hint, "exit_code": code}), file=sys.stderr)
         return code

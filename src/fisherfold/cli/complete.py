@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 
 app = group(
     "Complete a table of ratings, readings or assays with holes, and recommend from it.",
-    examples=["fisherfold complete fit ratings.csv --rank 10 -o model/", "fisherfold complete recommend model/ 42"],
+    examples=[
+        "fisherfold complete fit ratings.csv --rank 10 -o model/",
+        "fisherfold complete recommend model/ 42",
+    ],
 )
 
 _AUTO_RANKS, _TOP = (2, 5, 10, 20), 10
@@ -44,11 +47,15 @@ _MEANING_OF_ERRORS = (
     "rmse and mae are root mean square and mean absolute errors, in units of the ratings; 90 % intervals that are "
     "right cover 0.9 (more for ordered ratings)"
 )
-_MEANING_OF_LISTS = "the measures @{} are of recommended lists of that length, 1 at best except novelty (mean bits)"
+_MEANING_OF_LISTS = (
+    "the measures @{} are of recommended lists of that length, 1 at best except novelty (mean bits)"
+)
 
 File = Annotated[
     Path,
-    typer.Argument(help="Ratings: CSV, TSV, '::' or Parquet with row id, column id and value; - reads standard input."),
+    typer.Argument(
+        help="Ratings: CSV, TSV, '::' or Parquet with row id, column id and value; - reads standard input."
+    ),
 ]
 _TIMES = "The column with times, numbers or dates such as 2024-05-31 18:00: rows and columns drift."
 
@@ -58,12 +65,19 @@ class Columns(Reading):
     """How a table of ratings or pairs is read."""
 
     columns: str | None = option(
-        None, "By name or position, as in user,item,rating or 1,2,3.", "--columns", "-c", metavar="NAMES", panel=TABLES
+        None,
+        "By name or position, as in user,item,rating or 1,2,3.",
+        "--columns",
+        "-c",
+        metavar="NAMES",
+        panel=TABLES,
     )
     header: bool | None = option(
-        None, "The first line names the columns, or is data; unless said, it is data if a field is a number.",
-        "--header/--no-header", panel=TABLES,
-    )  # fmt: skip
+        None,
+        "The first line names the columns, or is data; unless said, it is data if a field is a number.",
+        "--header/--no-header",
+        panel=TABLES,
+    )
 
     def format(self) -> dict[str, Any]:
         """What ``fisherfold.tables.readers`` call these."""
@@ -78,7 +92,8 @@ class Model:
     seed: int = option(0, "Seed of everything random.", "-s")
     inference: Literal["variational", "point"] = option("variational", "variational or point.")
     solver: Literal["auto", "rngd", "rngd-vr", "rcg", "rgd"] = option(
-        "auto", "Of --inference point: auto, or a solver of the paper's problem: rngd, rngd-vr, rcg, rgd."
+        "auto",
+        "Of --inference point: auto, or a solver of the paper's problem: rngd, rngd-vr, rcg, rgd.",
     )
     offsets: Literal["both", "rows", "columns", "global", "none"] = option(
         "both", "both, rows, columns, global or none."
@@ -91,11 +106,16 @@ class Model:
     likelihood: Literal["gaussian", "ordered", "binary"] = option(
         "gaussian", "gaussian, ordered (values are steps of a scale) or binary (two values)."
     )
-    row_features: Path | None = option(None, "A table with a column of row ids and, beside it, what is known of them.")
-    column_features: Path | None = option(None, "The same for column ids; fields of several are written as a|b.")
+    row_features: Path | None = option(
+        None, "A table with a column of row ids and, beside it, what is known of them."
+    )
+    column_features: Path | None = option(
+        None, "The same for column ids; fields of several are written as a|b."
+    )
     time_column: str | None = option(None, _TIMES, metavar="NAME")
     implicit: bool = option(
-        False, "Pairs were observed (clicks, plays), values are their weights, if any; what is missing is no interest."
+        False,
+        "Pairs were observed (clicks, plays), values are their weights, if any; what is missing is no interest.",
     )
 
     def estimator(self, **more: Any) -> MatrixCompletion:
@@ -106,45 +126,76 @@ class Model:
         if self.implicit:
             return self._implicit(**more)
         options: dict[str, Any] = {
-            "random_state": self.seed, "inference": self.inference, "solver": self.solver, "offsets": self.offsets,
-            "duplicates": self.duplicates, "max_iter": self.max_iter, "likelihood": self.likelihood, **more,
-        }  # fmt: skip
+            "random_state": self.seed,
+            "inference": self.inference,
+            "solver": self.solver,
+            "offsets": self.offsets,
+            "duplicates": self.duplicates,
+            "max_iter": self.max_iter,
+            "likelihood": self.likelihood,
+            **more,
+        }
         if self.rank == "auto":
             return MatrixCompletionCV(_AUTO_RANKS, ridges=(self.ridge,), **options)
         if not self.rank.isdecimal():
-            raise ValueError(f"--rank must be a whole number of at least 1 or auto, got {self.rank!r}")
+            raise ValueError(
+                f"--rank must be a whole number of at least 1 or auto, got {self.rank!r}"
+            )
         return MatrixCompletion(int(self.rank), ridge=self.ridge, **options)
 
     def _implicit(self, **more: Any) -> MatrixCompletion:
         from fisherfold.completion.implicit import ImplicitCompletion
 
-        for name in ("inference", "solver", "offsets", "ridge", "likelihood", "row_features", "column_features"):
+        for name in (
+            "inference",
+            "solver",
+            "offsets",
+            "ridge",
+            "likelihood",
+            "row_features",
+            "column_features",
+        ):
             if getattr(self, name) != getattr(Model, name):
-                raise ValueError(f"--{name.replace('_', '-')} is for ratings and has no meaning with --implicit")
+                raise ValueError(
+                    f"--{name.replace('_', '-')} is for ratings and has no meaning with --implicit"
+                )
         if not self.rank.isdecimal():
             raise ValueError(f"--rank must be a whole number with --implicit, got {self.rank!r}")
         # weights of pairs that occur twice are added, unless told otherwise
         duplicates = "sum" if self.duplicates == "mean" else self.duplicates
         return ImplicitCompletion(
-            int(self.rank), duplicates=duplicates, random_state=self.seed, max_iter=self.max_iter, **more
+            int(self.rank),
+            duplicates=duplicates,
+            random_state=self.seed,
+            max_iter=self.max_iter,
+            **more,
         )
 
-    def read(self, file: Path, reading: Columns, skip_bad_lines: bool) -> tuple[RatingTable, Entries, Extras]:
+    def read(
+        self, file: Path, reading: Columns, skip_bad_lines: bool
+    ) -> tuple[RatingTable, Entries, Extras]:
         """The table for a fit, its entries, features and times."""
         table = _read(file, reading, skip_bad_lines, time=self.time_column, implicit=self.implicit)
         entries = _entries(table)
         return table, entries, self._extras(entries, table.times, reading, skip_bad_lines)
 
-    def _extras(self, entries: Entries, times: Any, reading: Columns, skip_bad_lines: bool) -> Extras:
+    def _extras(
+        self, entries: Entries, times: Any, reading: Columns, skip_bad_lines: bool
+    ) -> Extras:
         from fisherfold.completion.fit import Extras
         from fisherfold.completion.inference.features import encode_features
 
         if self.implicit:
             return Extras()
         found = [
-            None if file is None else encode_features(_features(file, name, reading, skip_bad_lines), side, name)
+            None
+            if file is None
+            else encode_features(_features(file, name, reading, skip_bad_lines), side, name)
             for file, side, name in zip(
-                (self.row_features, self.column_features), ("row", "column"), entries.names[:2], strict=True
+                (self.row_features, self.column_features),
+                ("row", "column"),
+                entries.names[:2],
+                strict=True,
             )
         ]
         return Extras((found[0], found[1]), times)
@@ -152,7 +203,9 @@ class Model:
 
 Shown = Annotated[
     Path | None,
-    typer.Option("--output", "-o", help="A file for the table: .csv, .csv.gz or .parquet; - prints CSV."),
+    typer.Option(
+        "--output", "-o", help="A file for the table: .csv, .csv.gz or .parquet; - prints CSV."
+    ),
 ]
 K = Annotated[int, typer.Option("-k", min=1, help="How many for each id.", metavar="N")]
 
@@ -167,16 +220,25 @@ K = Annotated[int, typer.Option("-k", min=1, help="How many for each id.", metav
     ],
 )
 def fit(
-    voice: Voice, file: File, output: Output, *, model: Model, reading: Columns, skip_bad_lines: SkipBadLines = False,
-    checkpoint: Checkpoint = None, timeout: Timeout = 300,
-) -> None:  # fmt: skip
+    voice: Voice,
+    file: File,
+    output: Output,
+    *,
+    model: Model,
+    reading: Columns,
+    skip_bad_lines: SkipBadLines = False,
+    checkpoint: Checkpoint = None,
+    timeout: Timeout = 300,
+) -> None:
     """Fit a model to a file of ratings and write it into a folder; under torchrun its processes share the work."""
     from fisherfold.completion.files import KIND
     from fisherfold.distributed import joined, under_torchrun
 
     check_output(output, KIND)
     if model.implicit and model.time_column is not None:
-        raise ValueError("--time-column is for ratings and has no meaning for a fit with --implicit")
+        raise ValueError(
+            "--time-column is for ratings and has no meaning for a fit with --implicit"
+        )
     fitted = model.estimator(verbose=voice.verbose)
     if checkpoint is not None and not under_torchrun():
         raise ValueError("--checkpoint is for fits over several processes, under torchrun")
@@ -201,14 +263,25 @@ def fit(
     if not processes.is_first:
         return
     found: dict[str, Any] = {
-        "file": str(file), **read, **_size(fitted), "merged": fitted.n_duplicates_,
-        "rank": fitted.model_.posterior.rank, "passes": fitted.n_iter_, "converged": fitted.converged_,
-        **({} if model.implicit else {"noise": fitted.noise_}), "seconds": seconds, "model": str(output),
-    }  # fmt: skip
+        "file": str(file),
+        **read,
+        **_size(fitted),
+        "merged": fitted.n_duplicates_,
+        "rank": fitted.model_.posterior.rank,
+        "passes": fitted.n_iter_,
+        "converged": fitted.converged_,
+        **({} if model.implicit else {"noise": fitted.noise_}),
+        "seconds": seconds,
+        "model": str(output),
+    }
     if hasattr(fitted, "cv_results_"):
-        found["cv_rmse"] = dict(zip(map(str, fitted.cv_results_["rank"]), fitted.cv_results_["mean_rmse"], strict=True))
+        found["cv_rmse"] = dict(
+            zip(map(str, fitted.cv_results_["rank"]), fitted.cv_results_["mean_rmse"], strict=True)
+        )
     voice.result(f"Completed {file.name}", found)
-    voice.remark(f"next: fisherfold complete recommend {typed(output, fitted.model_.row_ids.labels[0])}")
+    voice.remark(
+        f"next: fisherfold complete recommend {typed(output, fitted.model_.row_ids.labels[0])}"
+    )
 
 
 @command(
@@ -219,20 +292,29 @@ def fit(
     ],
 )
 def predict(
-    voice: Voice, folder: Folder,
+    voice: Voice,
+    folder: Folder,
     pairs: Annotated[
         Path, typer.Argument(help="A table with row ids and column ids; - reads standard input.")
     ],
-    *, output: Predictions = Path("-"),
-    std: Annotated[bool, typer.Option("--std", help="Add the predictive standard deviation, column std.")] = False,
+    *,
+    output: Predictions = Path("-"),
+    std: Annotated[
+        bool, typer.Option("--std", help="Add the predictive standard deviation, column std.")
+    ] = False,
     interval: Annotated[
         float | None,
-        typer.Option(help="Add intervals of this probability, such as 0.9: columns low and high.", metavar="P"),
+        typer.Option(
+            help="Add intervals of this probability, such as 0.9: columns low and high.",
+            metavar="P",
+        ),
     ] = None,
     time_column: Annotated[str | None, typer.Option(help=_TIMES, metavar="NAME")] = None,
-    name: Annotated[str, typer.Option(help="The name of the column of predictions.", metavar="NAME")] = "prediction",
+    name: Annotated[
+        str, typer.Option(help="The name of the column of predictions.", metavar="NAME")
+    ] = "prediction",
     reading: Columns,
-) -> None:  # fmt: skip
+) -> None:
     """Predict pairs: the table is written with a last column `prediction`."""
     import numpy as np
 
@@ -253,11 +335,26 @@ def predict(
         found: Any = model.predict(asked, return_std=std, time=times)
         extra = {"std": found[1], name: found[0]} if std else {name: found}
         if interval is not None:
-            extra = dict(zip(("low", "high"), model.predict_interval(asked, interval, time=times), strict=True)) | extra
+            extra = (
+                dict(
+                    zip(
+                        ("low", "high"),
+                        model.predict_interval(asked, interval, time=times),
+                        strict=True,
+                    )
+                )
+                | extra
+            )
     write_table(add_columns(frame, extra, table.path), output, reading.decimal)
     inside = model.model_
-    unknown = int(np.count_nonzero((inside.row_ids.encode(rows) < 0) | (inside.column_ids.encode(columns) < 0)))
-    say_written(voice, "Predicted", {"pairs": len(rows), "with ids not seen in the fit": unknown}, output)
+    unknown = int(
+        np.count_nonzero(
+            (inside.row_ids.encode(rows) < 0) | (inside.column_ids.encode(columns) < 0)
+        )
+    )
+    say_written(
+        voice, "Predicted", {"pairs": len(rows), "with ids not seen in the fit": unknown}, output
+    )
 
 
 @command(
@@ -269,20 +366,32 @@ def predict(
     ],
 )
 def recommend(
-    voice: Voice, folder: Folder, ids: Annotated[list[str] | None, typer.Argument(help="Row ids.")] = None, *,
-    k: K = 10, everyone: Annotated[bool, typer.Option("--all", help="For all rows of the model.")] = False,
+    voice: Voice,
+    folder: Folder,
+    ids: Annotated[list[str] | None, typer.Argument(help="Row ids.")] = None,
+    *,
+    k: K = 10,
+    everyone: Annotated[bool, typer.Option("--all", help="For all rows of the model.")] = False,
     rated: Annotated[
-        Path | None, typer.Option(help="For new rows: a table of their row ids, column ids and values.")
+        Path | None,
+        typer.Option(help="For new rows: a table of their row ids, column ids and values."),
     ] = None,
     candidates: Annotated[
-        Path | None, typer.Option(help="A table with a column of ids to choose from; the first, if none has its name.")
+        Path | None,
+        typer.Option(
+            help="A table with a column of ids to choose from; the first, if none has its name."
+        ),
     ] = None,
     by: Annotated[
-        Literal["mean", "upper", "sample"], typer.Option(help="mean, upper (bounds) or sample (of the posterior).")
+        Literal["mean", "upper", "sample"],
+        typer.Option(help="mean, upper (bounds) or sample (of the posterior)."),
     ] = "mean",
-    include_seen: Annotated[bool, typer.Option("--include-seen", help="Also columns that the row has rated.")] = False,
-    output: Shown = None, reading: Columns,
-) -> None:  # fmt: skip
+    include_seen: Annotated[
+        bool, typer.Option("--include-seen", help="Also columns that the row has rated.")
+    ] = False,
+    output: Shown = None,
+    reading: Columns,
+) -> None:
     """List the columns with the largest predictions for some rows, for all, or for new ones."""
     import polars as pl
 
@@ -293,7 +402,9 @@ def recommend(
     check_predictions(output, voice)
     model = _load(folder)
     if model.model_.seen is None and not include_seen and rated is None:
-        raise ValueError("this model does not keep the ratings it was fitted to, to leave them out: add --include-seen")
+        raise ValueError(
+            "this model does not keep the ratings it was fitted to, to leave them out: add --include-seen"
+        )
     options: dict[str, Any] = {"exclude_seen": not include_seen, "by": by}
     if candidates is not None:
         options["candidates"] = _candidates(candidates, reading, model.names_[1])
@@ -301,8 +412,14 @@ def recommend(
         if rated is not None:
             found = model.recommend_new(_entries(_more(rated, reading, model)), k, **options)
         else:
-            found = model.recommend(None if everyone else typed_ids(pl.Series("ids", ids)), k, **options)
-    unknown = [] if everyone or rated is not None else [t for t in ids or () if model.model_.row_ids.encode([t])[0] < 0]
+            found = model.recommend(
+                None if everyone else typed_ids(pl.Series("ids", ids)), k, **options
+            )
+    unknown = (
+        []
+        if everyone or rated is not None
+        else [t for t in ids or () if model.model_.row_ids.encode([t])[0] < 0]
+    )
     if unknown:
         voice.remark(f"{', '.join(unknown)}: not in the fit; this is what does best on average")
     _show(voice, found, output, "Recommendations")
@@ -310,9 +427,13 @@ def recommend(
 
 @command(app, examples=["fisherfold complete similar model/ 42 -k 5"])
 def similar(
-    voice: Voice, folder: Folder, ids: Annotated[list[str], typer.Argument(help="Column ids.")], k: K = 10,
-    rows: Annotated[bool, typer.Option("--rows", help="The ids are those of rows.")] = False, output: Shown = None,
-) -> None:  # fmt: skip
+    voice: Voice,
+    folder: Folder,
+    ids: Annotated[list[str], typer.Argument(help="Column ids.")],
+    k: K = 10,
+    rows: Annotated[bool, typer.Option("--rows", help="The ids are those of rows.")] = False,
+    output: Shown = None,
+) -> None:
     """List the columns that are rated most like some."""
     check_predictions(output, voice)
     found = _load(folder).similar(ids, k, of="rows" if rows else "columns")
@@ -321,12 +442,17 @@ def similar(
 
 @command(app, examples=["fisherfold complete update model/ new.csv"])
 def update(
-    voice: Voice, folder: Folder, file: File, *,
+    voice: Voice,
+    folder: Folder,
+    file: File,
+    *,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="A folder for the model, if not that of the old one.")
+        Path | None,
+        typer.Option("--output", "-o", help="A folder for the model, if not that of the old one."),
     ] = None,
-    reading: Columns, skip_bad_lines: SkipBadLines = False,
-) -> None:  # fmt: skip
+    reading: Columns,
+    skip_bad_lines: SkipBadLines = False,
+) -> None:
     """Add new ratings, rows and columns to a model."""
     from fisherfold.completion.files import KIND
 
@@ -337,7 +463,10 @@ def update(
     with track("updating"):
         model.partial_fit(_entries(table))
     write_or_rescue(model.save, place)
-    voice.result(f"Updated {place.name}", {"file": str(file), **_account(table), **_size(model), "model": str(place)})
+    voice.result(
+        f"Updated {place.name}",
+        {"file": str(file), **_account(table), **_size(model), "model": str(place)},
+    )
 
 
 @command(
@@ -351,31 +480,49 @@ def update(
     ],
 )
 def evaluate(
-    voice: Voice, file: File, *, model: Model,
-    folds: Annotated[int, typer.Option("--folds", "-k", min=2, help="The number of random folds.", metavar="N")] = 5,
-    test: Annotated[Path | None, typer.Option(help="Ratings to predict, in place of folds.")] = None,
+    voice: Voice,
+    file: File,
+    *,
+    model: Model,
+    folds: Annotated[
+        int, typer.Option("--folds", "-k", min=2, help="The number of random folds.", metavar="N")
+    ] = 5,
+    test: Annotated[
+        Path | None, typer.Option(help="Ratings to predict, in place of folds.")
+    ] = None,
     split: Annotated[
         Literal["folds", "time", "last", "random"],
         typer.Option(
             help="folds, or one split: time (the latest tenth), last (the last rating of each row), random.",
         ),
     ] = "folds",
-    saved: Annotated[Path | None, typer.Option("--model", help="A fitted model to evaluate on the file.")] = None,
+    saved: Annotated[
+        Path | None, typer.Option("--model", help="A fitted model to evaluate on the file.")
+    ] = None,
     top: Annotated[
-        int | None, typer.Option(min=1, help="Also metrics of lists of this length; 10 if implicit.", metavar="N")
+        int | None,
+        typer.Option(
+            min=1, help="Also metrics of lists of this length; 10 if implicit.", metavar="N"
+        ),
     ] = None,
     relevant: Annotated[
-        float | None, typer.Option(help="For --top: the least rating that counts; the mean if not given.")
+        float | None,
+        typer.Option(help="For --top: the least rating that counts; the mean if not given."),
     ] = None,
-    reading: Columns, skip_bad_lines: SkipBadLines = False,
-) -> None:  # fmt: skip
+    reading: Columns,
+    skip_bad_lines: SkipBadLines = False,
+) -> None:
     """Held-out errors: over random folds with standard errors, on a later part, on a test file, or of a saved model."""
     import numpy as np
 
     if split in ("time", "last") and model.time_column is None:
         raise ValueError(f"--split {split} needs --time-column")
-    if saved is not None and (replace(model, time_column=None) != Model() or test is not None or split != "folds"):
-        raise ValueError("with --model the file is what is predicted: options of fits and splits have no meaning")
+    if saved is not None and (
+        replace(model, time_column=None) != Model() or test is not None or split != "folds"
+    ):
+        raise ValueError(
+            "with --model the file is what is predicted: options of fits and splits have no meaning"
+        )
 
     def answer(title: str, found: dict[str, Any]) -> None:
         voice.result(title, found)
@@ -387,7 +534,11 @@ def evaluate(
         fitted = _load(saved)
         table = _more(file, reading, fitted, skip_bad_lines, time=model.time_column)
         errors = "" if fitted.model_.inference == "implicit" else errors
-        found = {"file": str(file)} | _account(table) | _scores(fitted, _entries(table), table.times, top, relevant)
+        found = (
+            {"file": str(file)}
+            | _account(table)
+            | _scores(fitted, _entries(table), table.times, top, relevant)
+        )
         answer(f"Errors on {file.name}", found)
         return
     errors, fitted = "" if model.implicit else errors, model.estimator()
@@ -397,10 +548,16 @@ def evaluate(
         fitted.fit_entries(entries, extras)
         more = _more(test, reading, fitted, skip_bad_lines, time=model.time_column)
         found |= {"test": str(test), "rank": fitted.model_.posterior.rank}
-        answer(f"Errors on {test.name}", found | _scores(fitted, _entries(more), more.times, top, relevant))
+        answer(
+            f"Errors on {test.name}",
+            found | _scores(fitted, _entries(more), more.times, top, relevant),
+        )
         return
     if split in ("folds", "random"):  # no pair is both held out and in the fit
-        count, rule = len(entries.values), fitted.duplicates if model.implicit else fitted._settings().rule
+        count, rule = (
+            len(entries.values),
+            fitted.duplicates if model.implicit else fitted._settings().rule,
+        )
         entries, extras = _once(entries, extras, rule)
         found["merged"] = count - len(entries.values)
     parts = _parts(split, folds, entries, table, model.seed)
@@ -428,7 +585,9 @@ def _once(entries: Entries, extras: Extras, rule: str) -> tuple[Entries, Extras]
 
     row_ids, column_ids, i, j = entries.indexed()
     i, j, values, extras = once(i, j, entries.values, extras, (row_ids, column_ids), rule)
-    return replace(entries, rows=row_ids.decode(i), columns=column_ids.decode(j), values=values), extras
+    return replace(
+        entries, rows=row_ids.decode(i), columns=column_ids.decode(j), values=values
+    ), extras
 
 
 def _parts(split: str, folds: int, entries: Entries, table: RatingTable, seed: int) -> list[Any]:
@@ -444,7 +603,9 @@ def _parts(split: str, folds: int, entries: Entries, table: RatingTable, seed: i
     if split == "last":
         return [splits.last_out_split(entries.rows, table.times)]
     if folds > len(entries.values):
-        raise ValueError(f"--folds must be at most the number of ratings, {len(entries.values)}, got {folds}")
+        raise ValueError(
+            f"--folds must be at most the number of ratings, {len(entries.values)}, got {folds}"
+        )
     fold = np.random.default_rng(seed).permutation(len(entries.values)) % folds
     return [(np.flatnonzero(fold != k), np.flatnonzero(fold == k)) for k in range(folds)]
 
@@ -470,7 +631,9 @@ def _scores(
         found |= {"rmse": metrics.rmse(held.values, mean), "mae": metrics.mae(held.values, mean)}
         if inside.inference == "variational":
             low, high = inside.intervals(i, j, 0.9, clip=False, times=times)
-            found["covered by 90 % intervals"] = float(np.mean((low <= held.values) & (held.values <= high)))
+            found["covered by 90 % intervals"] = float(
+                np.mean((low <= held.values) & (held.values <= high))
+            )
         wanted = held.at(np.flatnonzero(held.values > model.offset_))
     if relevant is not None:
         wanted = held.at(np.flatnonzero(held.values >= relevant))
@@ -478,7 +641,10 @@ def _scores(
         top = _TOP
     if top is not None:
         lists = model.recommend(np.unique(wanted.rows), top)
-        trained = seen and (inside.row_ids.decode(seen.rows), inside.column_ids.decode(seen.columns))
+        trained = seen and (
+            inside.row_ids.decode(seen.rows),
+            inside.column_ids.decode(seen.columns),
+        )
         known = metrics.ranking_metrics(lists, (wanted.rows, wanted.columns), top, trained=trained)
         found |= {f"{name}@{top}": value for name, value in known.items()}
     return found
@@ -499,7 +665,11 @@ def _read(file: Path, reading: Columns, skip_bad_lines: bool, **other: Any) -> R
 
 
 def _more(
-    file: Path, reading: Columns, model: MatrixCompletion, skip_bad_lines: bool = False, **other: Any
+    file: Path,
+    reading: Columns,
+    model: MatrixCompletion,
+    skip_bad_lines: bool = False,
+    **other: Any,
 ) -> RatingTable:
     """A table for a fitted model, whose names of columns come first."""
     implicit = model.model_.inference == "implicit"
@@ -513,7 +683,9 @@ def _candidates(file: Path, reading: Columns, name: str) -> Any:
 
     how = {key: value for key, value in reading.format().items() if key != "columns"}
     table = read_table(file, **how)
-    return ids(table.frame[name if name in table.frame.columns else table.frame.columns[0]], table.path)
+    return ids(
+        table.frame[name if name in table.frame.columns else table.frame.columns[0]], table.path
+    )
 
 
 def _features(file: Path, name: str, reading: Columns, skip_bad_lines: bool) -> Any:
@@ -529,17 +701,21 @@ def _entries(table: RatingTable) -> Entries:
     from fisherfold.completion.entries import Entries
 
     names = ("row", "column") if table.header is None else (table.names[0], table.names[1])
-    value = "weight" if not table.has_values else "value" if table.header is None else table.names[2]
+    value = (
+        "weight" if not table.has_values else "value" if table.header is None else table.names[2]
+    )
     return Entries(table.rows, table.columns, table.values, (*names, value), "polars")
 
 
 def _account(table: RatingTable) -> dict[str, Any]:
     """What was read, and what of it was rejected."""
     return {
-        **({"header": "none"} if table.header is None else {}), "lines": table.n_lines, "rejected": table.rejected,
+        **({"header": "none"} if table.header is None else {}),
+        "lines": table.n_lines,
+        "rejected": table.rejected,
         "columns read": ", ".join(table.names),
         **({"columns not read": ", ".join(table.others)} if table.others else {}),
-    }  # fmt: skip
+    }
 
 
 def _split(columns: str | None) -> tuple[str, ...] | None:
@@ -548,7 +724,10 @@ def _split(columns: str | None) -> tuple[str, ...] | None:
 
 def _size(model: MatrixCompletion) -> dict[str, int]:
     inside = model.model_
-    sides = {f"rows ({model.names_[0]})": len(inside.row_ids), f"columns ({model.names_[1]})": len(inside.column_ids)}
+    sides = {
+        f"rows ({model.names_[0]})": len(inside.row_ids),
+        f"columns ({model.names_[1]})": len(inside.column_ids),
+    }
     return sides | {"ratings": inside.posterior.n_ratings}
 
 
@@ -561,7 +740,11 @@ def _show(voice: Voice, found: Any, output: Path | None, title: str) -> None:
     frame = pl.DataFrame(found)
     if output is not None:
         write_table(frame, output)
-        say_written(voice, title, {"lines": frame.height, "ids": frame.to_series(0).n_unique()}, output)
+        say_written(
+            voice, title, {"lines": frame.height, "ids": frame.to_series(0).n_unique()}, output
+        )
         return
     text = sum(not kind.is_float() for kind in frame.dtypes)
-    voice.answer({title.lower(): frame.to_dicts()}, grid(title, frame.columns, frame.iter_rows(), text=text))
+    voice.answer(
+        {title.lower(): frame.to_dicts()}, grid(title, frame.columns, frame.iter_rows(), text=text)
+    )

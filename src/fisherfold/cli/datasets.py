@@ -24,7 +24,9 @@ def _names(incomplete: str) -> list[str]:
     return [name for name in sorted(REGISTRY) if name.startswith(incomplete)]
 
 
-Name = Annotated[str, typer.Argument(help="The name of the data set, as in the list.", autocompletion=_names)]
+Name = Annotated[
+    str, typer.Argument(help="The name of the data set, as in the list.", autocompletion=_names)
+]
 
 
 @command(app, "list", examples=["fisherfold datasets list"])
@@ -33,13 +35,20 @@ def list_sets(voice: Voice) -> None:
     from fisherfold.datasets import REGISTRY, where
 
     rows = [
-        {"name": name, "title": entry.title, "found": str(where(name) or ""), "download": bool(entry.url)}
+        {
+            "name": name,
+            "title": entry.title,
+            "found": str(where(name) or ""),
+            "download": bool(entry.url),
+        }
         for name, entry in sorted(REGISTRY.items())
     ]
     lines = []
     for row in rows:
         state = "can be fetched" if row["download"] else f"by hand: datasets info {row['name']}"
-        lines.append((row["name"], row["title"], f"found in {row['found']}" if row["found"] else state))
+        lines.append(
+            (row["name"], row["title"], f"found in {row['found']}" if row["found"] else state)
+        )
     caption = "fetch one with: fisherfold datasets fetch NAME"
     table = grid("Data sets", ("name", "what it is", "state"), lines, text=3, caption=caption)
     voice.answer({"datasets": rows}, table)
@@ -52,25 +61,39 @@ def info(voice: Voice, name: Name) -> None:
 
     entry = record(name)
     facts = {
-        "name": name, "title": entry.title, "source": entry.source, "terms": entry.licence, "cite": entry.citation,
+        "name": name,
+        "title": entry.title,
+        "source": entry.source,
+        "terms": entry.licence,
+        "cite": entry.citation,
         "found in": str(where(name) or "nowhere yet"),
         "download": f"{entry.url} (about {entry.megabytes:g} MB)" if entry.url else "not offered",
-        "arrays": {key: f"{a.dtype} {a.shape} sha256 {a.sha256}" for key, a in entry.arrays.items()},
-    }  # fmt: skip
+        "arrays": {
+            key: f"{a.dtype} {a.shape} sha256 {a.sha256}" for key, a in entry.arrays.items()
+        },
+    }
     voice.result(name, facts)
 
 
 @command(
     app,
-    examples=["fisherfold datasets fetch movielens1m", "fisherfold datasets fetch movielens1m --from ml-1m.zip --yes"],
+    examples=[
+        "fisherfold datasets fetch movielens1m",
+        "fisherfold datasets fetch movielens1m --from ml-1m.zip --yes",
+    ],
 )
 def fetch(
     voice: Voice,
     name: Name,
     source: Annotated[
-        Path | None, typer.Option("--from", help="Read an official file that is already here instead of downloading.")
+        Path | None,
+        typer.Option(
+            "--from", help="Read an official file that is already here instead of downloading."
+        ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Accept the terms without being asked.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Accept the terms without being asked.")
+    ] = False,
 ) -> None:
     """Fetch a data set from its official address, verify it and keep it in the cache. The terms are shown first."""
     from fisherfold.datasets import fetch as get
@@ -88,7 +111,12 @@ def _ask(terms: str, megabytes: float) -> None:
     """Show the terms, whatever else is shown or not, and go on only after a yes."""
     print(terms, file=sys.stderr)
     # typer.confirm(err=True) prints a blank to standard output, which is the result's
-    print(f"Download it (about {megabytes:g} MB) under these terms? [y/N]: ", end="", file=sys.stderr, flush=True)
+    print(
+        f"Download it (about {megabytes:g} MB) under these terms? [y/N]: ",
+        end="",
+        file=sys.stderr,
+        flush=True,
+    )
     try:
         answer = input()
     except EOFError:
@@ -102,7 +130,8 @@ def _ask(terms: str, megabytes: float) -> None:
 def verify(
     voice: Voice,
     names: Annotated[
-        list[str] | None, typer.Argument(help="Names; all that are found if none.", autocompletion=_names)
+        list[str] | None,
+        typer.Argument(help="Names; all that are found if none.", autocompletion=_names),
     ] = None,
 ) -> None:
     """Compare the arrays of data sets with their recorded checksums."""
@@ -111,7 +140,9 @@ def verify(
 
     chosen = names or [name for name in sorted(REGISTRY) if where(name) is not None]
     if not chosen:
-        raise FileNotFoundError("no data set is found; set FISHERFOLD_DATA, or see 'fisherfold datasets list'")
+        raise FileNotFoundError(
+            "no data set is found; set FISHERFOLD_DATA, or see 'fisherfold datasets list'"
+        )
     wrong = []
     with track("verifying", len(chosen)) as line:
         for name in chosen:
@@ -122,7 +153,9 @@ def verify(
                 wrong.append(str(error))
             line.advance()
     if wrong:
-        counted = f"{len(wrong)} of {len(chosen)} data sets cannot be used, the others are as recorded: "
+        counted = (
+            f"{len(wrong)} of {len(chosen)} data sets cannot be used, the others are as recorded: "
+        )
         advice = "; remove a file that is damaged, and fetch or copy it again"
         raise ValueError(f"{counted if len(chosen) > 1 else ''}{'; '.join(wrong)}{advice}")
     voice.answer({"verified": chosen}, *(f"{name}: ok" for name in chosen))

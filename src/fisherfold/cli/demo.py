@@ -20,14 +20,26 @@ FILMS = Path("examples/data/movielens_small")
 
 def demo(
     voice: Voice,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where picture and page go.")] = Path("demo-output"),
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where picture and page go.")
+    ] = Path("demo-output"),
     data: Annotated[
-        Path | None, typer.Option("--data", help="A folder with ratings.csv and movies.csv in the format of MovieLens.")
+        Path | None,
+        typer.Option(
+            "--data", help="A folder with ratings.csv and movies.csv in the format of MovieLens."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", "-s", help="Seed of splits and starts.")] = 0,
 ) -> None:
     """Recommend films with intervals, train a small network, fit a model on a manifold: a table, a picture, a page."""
-    from fisherfold.demo import draw, race_gradients, race_networks, read_films, recommend_films, write_page
+    from fisherfold.demo import (
+        draw,
+        race_gradients,
+        race_networks,
+        read_films,
+        recommend_films,
+        write_page,
+    )
     from fisherfold.files import make_folder, write_atomically
 
     folder = _find(data)
@@ -44,20 +56,32 @@ def demo(
     write_page(films, drawn, page)
     races = {
         name: [{"method": r.method, "seconds": r.seconds[-1], "value": r.values[-1]} for r in found]
-        for name, found in (("network, test accuracy", networks), ("manifold, loss above the minimum", gradients))
+        for name, found in (
+            ("network, test accuracy", networks),
+            ("manifold, loss above the minimum", gradients),
+        )
     }
-    facts = {"accuracy": films.accuracy.to_dicts(), "recommended": films.recommended.to_dicts(), **races}
+    facts = {
+        "accuracy": films.accuracy.to_dicts(),
+        "recommended": films.recommended.to_dicts(),
+        **races,
+    }
     voice.answer(
-        {**facts, "picture": picture, "page": page}, _accuracy(films.accuracy),
+        {**facts, "picture": picture, "page": page},
+        _accuracy(films.accuracy),
         _films(f"For person {films.person}", films.recommended),
-        _films("For somebody new who rated five films", films.new_recommended), _races(races),
-        f"picture: {picture}", f"page with real titles: {page}",
-    )  # fmt: skip
+        _films("For somebody new who rated five films", films.new_recommended),
+        _races(races),
+        f"picture: {picture}",
+        f"page with real titles: {page}",
+    )
 
 
 def _find(given: Path | None) -> Path:
     source = Path(__file__).parents[3] / FILMS
-    named = [Path(root) / "movielens_small" for root in filter(None, [os.environ.get("FISHERFOLD_DATA")])]
+    named = [
+        Path(root) / "movielens_small" for root in filter(None, [os.environ.get("FISHERFOLD_DATA")])
+    ]
     places = [given] if given is not None else [FILMS, source, *named]
     for place in places:
         if (place / "ratings.csv").is_file() and (place / "movies.csv").is_file():
@@ -69,7 +93,10 @@ def _find(given: Path | None) -> Path:
 
 
 def _accuracy(frame: pl.DataFrame) -> Table:
-    rows = ([name, f"{rmse:.4f}", inside and f"{inside:.1f}", f"{s:.2f}"] for name, rmse, inside, s in frame.rows())
+    rows = (
+        [name, f"{rmse:.4f}", inside and f"{inside:.1f}", f"{s:.2f}"]
+        for name, rmse, inside, s in frame.rows()
+    )
     return grid("Held-out ratings (stars, a random tenth)", frame.columns, rows)
 
 
@@ -82,6 +109,7 @@ def _films(title: str, frame: pl.DataFrame) -> Table:
 def _races(races: dict[str, list[dict[str, Any]]]) -> Table:
     rows = (
         [problem, row["method"], f"{row['seconds']:.2f}", f"{row['value']:.4g}"]
-        for problem, found in races.items() for row in found
-    )  # fmt: skip
+        for problem, found in races.items()
+        for row in found
+    )
     return grid("Races on wall time", ("problem", "method", "seconds", "reached"), rows, text=2)

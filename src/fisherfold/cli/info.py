@@ -16,7 +16,11 @@ def info(voice: Voice) -> None:
     from fisherfold.datasets import REGISTRY, where
     from fisherfold.datasets.local import cache_folder
 
-    facts = {"fisherfold": __version__, "python": platform.python_version(), "platform": platform.platform()}
+    facts = {
+        "fisherfold": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
     facts |= {name: metadata.version(name) for name in ("torch", "numpy", "scikit-learn", "polars")}
     facts["threads"] = str(torch.get_num_threads())
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

@@ -25,8 +25,12 @@ class Reading:
         None, "Of fields: one character or :: (found out from the first line).", panel=TABLES
     )
     decimal: str = option(".", "The decimal mark of numbers, . or ,", metavar="MARK", panel=TABLES)
-    encoding: str | None = option(None, "Of text that is neither UTF-8 nor UTF-16, such as latin-1.", panel=TABLES)
-    unpack_limit: float = option(4.0, "The most GiB that a packed file may take.", min=0, metavar="GIB", panel=TABLES)
+    encoding: str | None = option(
+        None, "Of text that is neither UTF-8 nor UTF-16, such as latin-1.", panel=TABLES
+    )
+    unpack_limit: float = option(
+        4.0, "The most GiB that a packed file may take.", min=0, metavar="GIB", panel=TABLES
+    )
 
     def format(self) -> dict[str, Any]:
         """What ``fisherfold.tables.readers`` call these, but for the decimal mark."""
@@ -39,7 +43,9 @@ def _no_dash(what: str, expected: str) -> Callable[[Path | None], Path | None]:
 
     def checked(given: Path | None) -> Path | None:
         if given == Path("-"):
-            raise ValueError(f"{what} must be {expected}, got -, which is standard input or output of tables")
+            raise ValueError(
+                f"{what} must be {expected}, got -, which is standard input or output of tables"
+            )
         return given
 
     return checked
@@ -48,7 +54,9 @@ def _no_dash(what: str, expected: str) -> Callable[[Path | None], Path | None]:
 SkipBadLines = Annotated[
     bool,
     typer.Option(
-        "--skip-bad-lines", help="Leave out lines that cannot be used, even if more than 1 %.", rich_help_panel=TABLES
+        "--skip-bad-lines",
+        help="Leave out lines that cannot be used, even if more than 1 %.",
+        rich_help_panel=TABLES,
     ),
 ]
 Seed = Annotated[int, typer.Option("--seed", "-s", help="Seed of everything random.")]
@@ -56,27 +64,40 @@ Checkpoint = Annotated[
     Path | None,
     typer.Option(
         help="Save the state of the fit in this file; the same command continues from it.",
-        callback=_no_dash("--checkpoint", "a file"), rich_help_panel=PROCESSES,
+        callback=_no_dash("--checkpoint", "a file"),
+        rich_help_panel=PROCESSES,
     ),
-]  # fmt: skip
+]
 Timeout = Annotated[
     float,
     typer.Option(
-        min=1, max=10**6, metavar="SECONDS", help="How long one waits for another that does not answer.",
+        min=1,
+        max=10**6,
+        metavar="SECONDS",
+        help="How long one waits for another that does not answer.",
         rich_help_panel=PROCESSES,
     ),
-]  # fmt: skip
+]
 Output = Annotated[
     Path,
     typer.Option(
-        "--output", "-o", help="The folder of the model.", callback=_no_dash("--output of a model", "a folder")
+        "--output",
+        "-o",
+        help="The folder of the model.",
+        callback=_no_dash("--output of a model", "a folder"),
     ),
 ]
 Folder = Annotated[
-    Path, typer.Argument(help="The folder of a fitted model.", callback=_no_dash("the model", "a folder"))
+    Path,
+    typer.Argument(
+        help="The folder of a fitted model.", callback=_no_dash("the model", "a folder")
+    ),
 ]
 Predictions = Annotated[
-    Path, typer.Option("--output", "-o", help="The table to write: .csv, .csv.gz or .parquet; - prints CSV.")
+    Path,
+    typer.Option(
+        "--output", "-o", help="The table to write: .csv, .csv.gz or .parquet; - prints CSV."
+    ),
 ]
 
 
@@ -103,7 +124,9 @@ def check_predictions(output: Path | None, voice: Voice) -> None:
 def say_written(voice: Voice, title: str, facts: Mapping[str, Any], output: Path) -> None:
     """Report what was written: on standard error where the table itself is on standard output."""
     if output == Path("-"):
-        voice.remark(f"{title.lower()}: " + ", ".join(f"{key} {cell(value)}" for key, value in facts.items()))
+        voice.remark(
+            f"{title.lower()}: " + ", ".join(f"{key} {cell(value)}" for key, value in facts.items())
+        )
     else:
         voice.result(title, {**facts, "written": str(output)})
 
@@ -119,4 +142,6 @@ def write_or_rescue(write: Callable[[Path], None], output: Path) -> None:
         except OSError:  # there is no room for it anywhere
             shutil.rmtree(place.parent, ignore_errors=True)
             raise error from None
-        raise OSError(f"{error}; the fitted model is in {place}, move it where it should be") from error
+        raise OSError(
+            f"{error}; the fitted model is in {place}, move it where it should be"
+        ) from error

@@ -46,7 +46,9 @@ class Running:
 
     quick: bool = option(False, "A sketch: a third of the epochs, two seeds, smaller step grids.")
     seeds: int = option(5, "How many seeds (split, start and samples).", min=1, metavar="N")
-    jobs: int = option(1, "Runs at a time; several distort the times.", "-j", min=1, max=256, metavar="N")
+    jobs: int = option(
+        1, "Runs at a time; several distort the times.", "-j", min=1, max=256, metavar="N"
+    )
     output: Path = option(Path("report"), _FOLDER, "-o")
 
     def options(self, voice: Voice) -> Options:
@@ -57,7 +59,9 @@ class Running:
         return reproduce.Options(**vars(self))
 
 
-@command(app, "all", examples=["fisherfold reproduce all --quick --jobs 2", "fisherfold reproduce all"])
+@command(
+    app, "all", examples=["fisherfold reproduce all --quick --jobs 2", "fisherfold reproduce all"]
+)
 def everything(voice: Voice, *, running: Running) -> None:
     """Everything: runs what is missing and writes the page. Experiments without data are marked, not an error."""
     from fisherfold.reproduce import reproduce
@@ -73,7 +77,9 @@ def everything(voice: Voice, *, running: Running) -> None:
     columns = ("experiment", "verdict", "why")
     table = grid("The paper's claims and what was seen", columns, rows, text=3, show_lines=True)
     verdicts = {s.name: {"verdict": s.verdict, "why": list(s.why)} for s in found}
-    voice.answer({"verdicts": verdicts, "page": options.page}, table, f"report page: {options.page}")
+    voice.answer(
+        {"verdicts": verdicts, "page": options.page}, table, f"report page: {options.page}"
+    )
 
 
 def _add_figure(name: str, text: str) -> None:
@@ -81,29 +87,50 @@ def _add_figure(name: str, text: str) -> None:
         _answer(voice, name, running.options(voice))
 
     run.__doc__ = text
-    command(app, name, examples=[f"fisherfold reproduce {name} --quick --jobs 2", f"fisherfold reproduce {name}"])(run)
+    command(
+        app,
+        name,
+        examples=[f"fisherfold reproduce {name} --quick --jobs 2", f"fisherfold reproduce {name}"],
+    )(run)
 
 
 for _name, _text in FIGURES.items():
     _add_figure(_name, _text)
 
 
-@command(app, examples=["fisherfold reproduce theory --quick --part metric", "fisherfold reproduce theory --jobs 2"])
+@command(
+    app,
+    examples=[
+        "fisherfold reproduce theory --quick --part metric",
+        "fisherfold reproduce theory --jobs 2",
+    ],
+)
 def theory(
-    voice: Voice, *, running: Running,
+    voice: Voice,
+    *,
+    running: Running,
     part: Annotated[
         list[str] | None,
         typer.Option(
-            "--part", help=f"Only this part: {', '.join(PARTS)}. May be repeated.",
-            autocompletion=lambda incomplete: [part for part in PARTS if part.startswith(incomplete)],
+            "--part",
+            help=f"Only this part: {', '.join(PARTS)}. May be repeated.",
+            autocompletion=lambda incomplete: [
+                part for part in PARTS if part.startswith(incomplete)
+            ],
         ),
     ] = None,
-) -> None:  # fmt: skip
+) -> None:
     """The theory made visible: five parts, each with a figure, a table and verdicts."""
     _answer(voice, "theory", running.options(voice), parts=tuple(part or ()))
 
 
-@command(app, examples=["fisherfold reproduce cifar", "fisherfold reproduce cifar --results runs.parquet --json"])
+@command(
+    app,
+    examples=[
+        "fisherfold reproduce cifar",
+        "fisherfold reproduce cifar --results runs.parquet --json",
+    ],
+)
 def cifar(
     voice: Voice,
     results: Annotated[Path, typer.Option("--results", help="The table of recorded runs.")] = RUNS,
@@ -121,13 +148,28 @@ def _answer(voice: Voice, name: str, options: Options, **more: Any) -> None:
     shown: list[Table | str] = []
     for section in found:
         shown += [_grid(section, table) for table in section.tables[: 2 if name == "cifar" else 1]]
-        shown += [f"the paper: {section.claim}", f"verdict: {section.verdict}", *section.why, *section.notes, ""]
+        shown += [
+            f"the paper: {section.claim}",
+            f"verdict: {section.verdict}",
+            *section.why,
+            *section.notes,
+            "",
+        ]
     facts = {"sections": [asdict(section) for section in found], "page": options.page}
-    voice.answer(facts, *shown, f"tables and pictures are in {options.folder}; report page: {options.page}")
+    voice.answer(
+        facts, *shown, f"tables and pictures are in {options.folder}; report page: {options.page}"
+    )
 
 
 def _grid(section: Section, table: page.Table) -> Table:
     words = 1 if table.title.startswith("Final") else len(table.columns)
-    rows = ([f"{cell:.4g}" if isinstance(cell, float) else cell for cell in row] for row in table.rows)
-    return grid(f"{section.title}: {table.title[:1].lower()}{table.title[1:]}", table.columns, rows, text=words,
-                show_lines=words > 1)  # fmt: skip
+    rows = (
+        [f"{cell:.4g}" if isinstance(cell, float) else cell for cell in row] for row in table.rows
+    )
+    return grid(
+        f"{section.title}: {table.title[:1].lower()}{table.title[1:]}",
+        table.columns,
+        rows,
+        text=words,
+        show_lines=words > 1,
+    )

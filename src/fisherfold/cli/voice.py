@@ -16,7 +16,9 @@ from rich.table import Table
 from fisherfold.plain import finite
 
 
-def grid(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, text: int = 1, **look: Any) -> Table:
+def grid(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, text: int = 1, **look: Any
+) -> Table:
     """A table whose first ``text`` columns are text and the others numbers; nothing in it is markup."""
     table = Table(title=escape(printable(title)), **look)
     for place, name in enumerate(columns):
@@ -37,9 +39,14 @@ class Voice:
     """How a command speaks; ``main`` reads ``debug`` off the words that were typed."""
 
     as_json: bool = option(
-        False, "Print one JSON object, and nothing else, on standard output.", "--json", panel="All commands"
+        False,
+        "Print one JSON object, and nothing else, on standard output.",
+        "--json",
+        panel="All commands",
     )
-    quiet: bool = option(False, "No progress and no remarks, only the result.", "-q", panel="All commands")
+    quiet: bool = option(
+        False, "No progress and no remarks, only the result.", "-q", panel="All commands"
+    )
     verbose: bool = option(False, "Report every step, time and memory.", "-v", panel="All commands")
     debug: bool = option(False, "Show the full trace of an error.", panel="All commands")
     resume: str = "no file was changed; the same command starts again"  # what Ctrl-C says
@@ -51,7 +58,9 @@ class Voice:
     def remark(self, text: str) -> None:
         """Say something on standard error, unless quiet."""
         if not self.quiet:
-            Console(stderr=True).print(printable(text), markup=False, highlight=False, soft_wrap=True)
+            Console(stderr=True).print(
+                printable(text), markup=False, highlight=False, soft_wrap=True
+            )
 
     def detail(self, text: str) -> None:
         """Say something that only ``--verbose`` wants to hear."""

@@ -36,15 +36,20 @@ SEEN_LIMIT = 2**26
 
 
 def fit_shared(
-    model: MatrixCompletion, read: Callable[[Group], Entries | None], process_group: Any,
-    checkpoint: str | os.PathLike[str] | None, file: str | Path | None = None,
-) -> MatrixCompletion:  # fmt: skip
+    model: MatrixCompletion,
+    read: Callable[[Group], Entries | None],
+    process_group: Any,
+    checkpoint: str | os.PathLike[str] | None,
+    file: str | Path | None = None,
+) -> MatrixCompletion:
     """Fit an estimator together with the other processes of a group."""
     group = current_group(process_group)
     entries: Entries | None = None
     with group.together():
         if "rank" not in model.get_params():
-            raise ValueError("over several processes the rank must be given; choose it in one process, on a part")
+            raise ValueError(
+                "over several processes the rank must be given; choose it in one process, on a part"
+            )
         settings = model._settings()
         if settings.likelihood != "gaussian":
             raise ValueError(
@@ -54,7 +59,9 @@ def fit_shared(
         if checkpoint is not None and settings.inference == "point":
             raise ValueError("checkpoint needs inference='variational'")
     # the path of a checkpoint may differ, and the seed, of which that of the first process counts
-    common = saved_parameters({name: value for name, value in model.get_params().items() if name != "random_state"})
+    common = saved_parameters(
+        {name: value for name, value in model.get_params().items() if name != "random_state"}
+    )
     check_same_options(common | {"checkpoint": None if checkpoint is None else "a file"}, group)
     if file is not None:
         check_same_file(file, group)
@@ -70,16 +77,23 @@ def fit_shared(
 
 
 def _fit(
-    entries: Entries | None, settings: Settings, group: Group, checkpoint: str | os.PathLike[str] | None
+    entries: Entries | None,
+    settings: Settings,
+    group: Group,
+    checkpoint: str | os.PathLike[str] | None,
 ) -> CompletionModel:
-    table, row_ids, column_ids, data = share_out(entries, settings, group, with_digest=checkpoint is not None)
+    table, row_ids, column_ids, data = share_out(
+        entries, settings, group, with_digest=checkpoint is not None
+    )
     settings = settings.for_table(len(row_ids), len(column_ids))
     saved, init = None, None
     if checkpoint is not None:
         saved = FitCheckpoint(checkpoint, _identity(data, settings), group)
         if (found := saved.load()) is not None:
             with sound(saved.path, "checkpoint"):
-                init = unpack_posterior(*found).shared_out(table.ratings.row_axis, table.ratings.column_axis)
+                init = unpack_posterior(*found).shared_out(
+                    table.ratings.row_axis, table.ratings.column_axis
+                )
 
     def after_pass(posterior: CompletionPosterior) -> None:
         if saved is not None:
@@ -87,7 +101,9 @@ def _fit(
             saved.save({name: torch.from_numpy(array) for name, array in arrays.items()}, meta)
 
     posterior = solve(table, settings, init, after_pass).gathered()
-    return CompletionModel.of((row_ids, column_ids), table, posterior, settings.inference, _seen(table.ratings, group))
+    return CompletionModel.of(
+        (row_ids, column_ids), table, posterior, settings.inference, _seen(table.ratings, group)
+    )
 
 
 def _identity(data: str, settings: Settings) -> dict[str, Any]:
@@ -97,7 +113,9 @@ def _identity(data: str, settings: Settings) -> dict[str, Any]:
     return options | {"data": data}
 
 
-def _digest(ids: tuple[IdIndex, IdIndex], own: Codes, other: Codes, values: Floats, group: Group) -> str:
+def _digest(
+    ids: tuple[IdIndex, IdIndex], own: Codes, other: Codes, values: Floats, group: Group
+) -> str:
     """A fingerprint of ids and entries that does not depend on who holds which."""
     pair = (own.astype(np.uint64) << np.uint64(32)) + other.astype(np.uint64)
     total = int(mixed(mixed(pair) ^ values.view(np.uint64)).sum())
@@ -111,10 +129,17 @@ def share_out(
 ) -> tuple[Table, IdIndex, IdIndex, str]:
     """Number the ids of all shares, give every process its ratings, centred and scaled, and take a digest of all."""
     with group.together():
-        local = (IdIndex(), IdIndex(), *np.zeros((2, 0), dtype=np.int64)) if entries is None else entries.indexed()
+        local = (
+            (IdIndex(), IdIndex(), *np.zeros((2, 0), dtype=np.int64))
+            if entries is None
+            else entries.indexed()
+        )
     values = np.zeros(0) if entries is None else entries.values
     ids = _joint_index(local[0], group), _joint_index(local[1], group)
-    codes = [index.encode(part.labels)[code] for index, part, code in zip(ids, local[:2], local[2:], strict=True)]
+    codes = [
+        index.encode(part.labels)[code]
+        for index, part, code in zip(ids, local[:2], local[2:], strict=True)
+    ]
     flipped = len(ids[0]) > len(ids[1])
     own, other = codes if flipped else codes[::-1]
     counts = np.bincount(own, minlength=len(ids[0 if flipped else 1]))
@@ -131,9 +156,14 @@ def share_out(
     axis = Axis(len(counts), cuts[group.rank], cuts[group.rank + 1], group)
     across = Axis.whole(len(ids[1] if flipped else ids[0]))
     ratings = Ratings.over(
-        (across, axis), other, own - cuts[group.rank], (values - center) / scale, dtype=dtype, duplicates="mean",
+        (across, axis),
+        other,
+        own - cuts[group.rank],
+        (values - center) / scale,
+        dtype=dtype,
+        duplicates="mean",
         device=settings.device,
-    )  # fmt: skip
+    )
     merged = int(group.sum(torch.tensor(came))) - ratings.n_ratings
     return Table(ratings.T if flipped else ratings, center, scale, low, high, merged), *ids, data
 
@@ -142,10 +172,20 @@ def _joint_index(index: IdIndex, group: Group) -> IdIndex:
     """The ids of all processes under one numbering, as of one process that reads the shares one after the other."""
     if not bool(group.largest(torch.tensor(int(index.is_text)))):
         return IdIndex(group.gather(torch.from_numpy(index.labels)).numpy())
-    return IdIndex(objects([str(label) for labels in group.gather_objects(index.labels) for label in labels.tolist()]))
+    return IdIndex(
+        objects(
+            [
+                str(label)
+                for labels in group.gather_objects(index.labels)
+                for label in labels.tolist()
+            ]
+        )
+    )
 
 
-def _exchanged(own: Codes, other: Codes, values: Floats, cuts: list[int], group: Group) -> tuple[Codes, Codes, Floats]:
+def _exchanged(
+    own: Codes, other: Codes, values: Floats, cuts: list[int], group: Group
+) -> tuple[Codes, Codes, Floats]:
     """The entries of the members that this process owns, from all processes, in the order of the ranks."""
     owner = np.searchsorted(np.asarray(cuts[1:-1]), own, side="right")
     order = np.argsort(owner, kind="stable")

@@ -71,7 +71,11 @@ def mixed(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def merge(
-    rows: Codes, columns: Codes, values: Floats, rule: str, ids: tuple[IdIndex, IdIndex] | None = None
+    rows: Codes,
+    columns: Codes,
+    values: Floats,
+    rule: str,
+    ids: tuple[IdIndex, IdIndex] | None = None,
 ) -> tuple[Codes, Codes, Floats]:
     """Join entries of equal pairs.
 
@@ -88,7 +92,11 @@ def merge(
     if rule == "error":
         first = order[np.flatnonzero(~fresh)[0]]
         pair = rows[first], columns[first]
-        names = pair if ids is None else [index.decode([k]).tolist()[0] for index, k in zip(ids, pair, strict=True)]
+        names = (
+            pair
+            if ids is None
+            else [index.decode([k]).tolist()[0] for index, k in zip(ids, pair, strict=True)]
+        )
         raise ValueError(
             f"{counted(int((~fresh).sum()), 'entry repeats', 'entries repeat')} a pair that was given before, the "
             f"first is row {names[0]!r}, column {names[1]!r}; choose duplicates='mean', 'last' or 'sum' to merge them"
@@ -111,7 +119,12 @@ def nearest(values: Floats, known: Floats) -> Floats:
 
 
 def read_entries(
-    X: Any, y: Any = None, *, columns: Any = None, matrix: bool | None = None, implicit: bool = False
+    X: Any,
+    y: Any = None,
+    *,
+    columns: Any = None,
+    matrix: bool | None = None,
+    implicit: bool = False,
 ) -> Entries:
     """Read ratings in any of the accepted forms; pairs without values too, of weight 1, if they are implicit."""
     if isinstance(X, Entries):
@@ -131,7 +144,9 @@ def read_entries(
     if frame_kind(X) is not None:
         return _from_wide_frame(X) if matrix else _from_frame(X, columns, implicit)
     if isinstance(X, (str, os.PathLike)):
-        raise TypeError(f"X is a path; read it first, for example with polars.read_csv({os.fspath(X)!r})")
+        raise TypeError(
+            f"X is a path; read it first, for example with polars.read_csv({os.fspath(X)!r})"
+        )
     array = np.asarray(unmasked(X))
     if implicit and not matrix and array.shape[1:] == (2,):
         rows, cols, (row, column), _ = read_pairs(X)
@@ -147,7 +162,9 @@ def read_entries(
     try:
         array = array.astype(np.float64)
     except (TypeError, ValueError):
-        raise ValueError(f"a matrix with holes must hold numbers and NaN, got dtype {array.dtype}") from None
+        raise ValueError(
+            f"a matrix with holes must hold numbers and NaN, got dtype {array.dtype}"
+        ) from None
     return _from_matrix(array, None, None)
 
 
@@ -155,20 +172,32 @@ def read_pairs(X: Any, columns: Any = None) -> tuple[Any, Any, tuple[str, str], 
     """Row ids and column ids of a table of pairs."""
     X = _known(X)
     if scipy.sparse.issparse(X):
-        raise TypeError("pairs of ids cannot be a sparse matrix; pass fit(M) without y, or an (n, 2) array of ids")
+        raise TypeError(
+            "pairs of ids cannot be a sparse matrix; pass fit(M) without y, or an (n, 2) array of ids"
+        )
     if (kind := frame_kind(X)) is not None:
         table = columns_of(X)
         row, column = _pair_columns(list(table), columns)
         return table[row], table[column], (str(row), str(column)), kind
-    if isinstance(X, (list, tuple)) and X and all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in X):
+    if (
+        isinstance(X, (list, tuple))
+        and X
+        and all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in X)
+    ):
         rows, cols = zip(*X, strict=True)
         return list(rows), list(cols), ("row", "column"), None
     array = np.asanyarray(X)
     if array.dtype.kind == "c":
         raise ValueError("Complex data not supported: ids must be integers or text")
     if array.ndim != 2 or array.shape[1] != 2:
-        few = f"0 feature(s) (shape={array.shape}) while a minimum of 2 is required. " if 0 in array.shape[1:] else ""
-        size = f" (n_samples={array.shape[0]}, n_features={array.shape[1]})" if array.ndim == 2 else ""
+        few = (
+            f"0 feature(s) (shape={array.shape}) while a minimum of 2 is required. "
+            if 0 in array.shape[1:]
+            else ""
+        )
+        size = (
+            f" (n_samples={array.shape[0]}, n_features={array.shape[1]})" if array.ndim == 2 else ""
+        )
         raise ValueError(
             f"{few}X must have shape (n, 2) with a row id and a column id in each line, got shape {array.shape}{size}. "
             "Reshape your data, or pass a matrix with holes as fit(M) without y"
@@ -184,7 +213,9 @@ def _pair_columns(given: list[Any], columns: Any) -> list[Any]:
     except LookupError as error:
         if len(given) == 2:
             return given
-        raise ValueError(f"X must have 2 columns (row id, column id), got {len(given)}: {error}; {_PAIRS}") from None
+        raise ValueError(
+            f"X must have 2 columns (row id, column id), got {len(given)}: {error}; {_PAIRS}"
+        ) from None
 
 
 def _from_frame(X: Any, columns: Any, implicit: bool) -> Entries:
@@ -200,8 +231,16 @@ def _from_frame(X: Any, columns: Any, implicit: bool) -> Entries:
     except LookupError as error:
         raise ValueError(f"{error}: if X holds entries, pass {_ENTRIES}; {_MATRIX}") from None
     row, column, value = names if len(names) == 3 else (*names, "weight")
-    values = numbers(table[value], f"column {str(value)!r}") if len(names) == 3 else np.ones(len(table[row]))
-    return _checked(Entries(table[row], table[column], values, (str(row), str(column), str(value)), frame_kind(X)))
+    values = (
+        numbers(table[value], f"column {str(value)!r}")
+        if len(names) == 3
+        else np.ones(len(table[row]))
+    )
+    return _checked(
+        Entries(
+            table[row], table[column], values, (str(row), str(column), str(value)), frame_kind(X)
+        )
+    )
 
 
 def _from_wide_frame(X: Any) -> Entries:
@@ -221,7 +260,9 @@ def _from_wide_frame(X: Any) -> Entries:
         row, row_ids = first, table.pop(first)
     if row == column:
         row = column = None
-    whole = np.column_stack([numbers(values, f"column {str(name)!r}") for name, values in table.items()])
+    whole = np.column_stack(
+        [numbers(values, f"column {str(name)!r}") for name, values in table.items()]
+    )
     names = (str(row or "row"), str(column or "column"), "value")
     return replace(_from_matrix(whole, row_ids, list(table)), names=names, frame=frame_kind(X))
 
@@ -237,7 +278,9 @@ def _from_matrix(table: Floats, row_ids: Any, column_ids: Any) -> Entries:
 def _checked(found: Entries) -> Entries:
     values = found.values
     if len(values) == 0:
-        raise ValueError("there are no ratings: found 0 observed entries (0 sample(s)), at least 1 is needed")
+        raise ValueError(
+            "there are no ratings: found 0 observed entries (0 sample(s)), at least 1 is needed"
+        )
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
         k = int(bad[0])
@@ -246,7 +289,9 @@ def _checked(found: Entries) -> Entries:
             f"at row {_at(found.rows, k)!r}, column {_at(found.columns, k)!r}; leave such entries out"
         )
     if (largest := float(np.abs(values).max())) > LARGEST:
-        raise ValueError(f"the values must be of absolute value {LARGEST:g} at most, got {largest:g}")
+        raise ValueError(
+            f"the values must be of absolute value {LARGEST:g} at most, got {largest:g}"
+        )
     return found
 
 
@@ -271,7 +316,10 @@ def _known(X: Any) -> Any:
     if isinstance(X, torch.Tensor) and X.layout != torch.strided:
         coo = X.detach().cpu().to_sparse(layout=torch.sparse_coo).coalesce()
         if coo.sparse_dim() != 2 or coo.dense_dim() != 0:
-            raise ValueError(f"a sparse tensor must be a matrix of numbers, got shape {tuple(coo.shape)}")
-        return scipy.sparse.coo_array((coo.values().double().numpy(), coo.indices().numpy()), shape=tuple(coo.shape))
+            raise ValueError(
+                f"a sparse tensor must be a matrix of numbers, got shape {tuple(coo.shape)}"
+            )
+        return scipy.sparse.coo_array(
+            (coo.values().double().numpy(), coo.indices().numpy()), shape=tuple(coo.shape)
+        )
     return X
-

@@ -19,7 +19,15 @@ from sklearn.metrics import r2_score
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
-from fisherfold.completion.entries import RULES, Codes, Entries, Floats, merge, read_entries, read_pairs
+from fisherfold.completion.entries import (
+    RULES,
+    Codes,
+    Entries,
+    Floats,
+    merge,
+    read_entries,
+    read_pairs,
+)
 from fisherfold.completion.files import KIND, pack, unpack
 from fisherfold.completion.fit import Extras, Settings
 from fisherfold.completion.inference.features import FeatureColumns, as_times, encode_features
@@ -27,7 +35,13 @@ from fisherfold.completion.inference.likelihoods import LIKELIHOODS
 from fisherfold.completion.model import UNSEEN, CompletionModel, fitted
 from fisherfold.completion.point.fit import SOLVERS
 from fisherfold.completion.ratings import places
-from fisherfold.completion.recommend import BY, best_columns, factors, inner_product_vectors, most_similar
+from fisherfold.completion.recommend import (
+    BY,
+    best_columns,
+    factors,
+    inner_product_vectors,
+    most_similar,
+)
 from fisherfold.files import sound
 from fisherfold.plain import counted
 from fisherfold.tables import validation
@@ -38,21 +52,31 @@ from fisherfold.threads import threads
 from fisherfold.warn import warn
 
 CHECKS: dict[str, validation.Check] = {
-    "rank": validation.integer(1), "ridge": validation.optional(validation.number(0)),
+    "rank": validation.integer(1),
+    "ridge": validation.optional(validation.number(0)),
     "offsets": validation.choice("both", "rows", "columns", "global", "none"),
-    "inference": validation.choice("variational", "point"), "solver": validation.choice("auto", *SOLVERS),
-    "rated_sets": validation.flag(), "max_iter": validation.integer(1), "tol": validation.number(0),
-    "clip": validation.flag(), "unseen": validation.choice(*UNSEEN), "duplicates": validation.choice(*RULES),
-    "random_state": validation.seed(), "device": validation.torch_device(), "dtype": validation.torch_dtype(),
-    "n_jobs": validation.jobs(), "verbose": validation.verbosity(),
+    "inference": validation.choice("variational", "point"),
+    "solver": validation.choice("auto", *SOLVERS),
+    "rated_sets": validation.flag(),
+    "max_iter": validation.integer(1),
+    "tol": validation.number(0),
+    "clip": validation.flag(),
+    "unseen": validation.choice(*UNSEEN),
+    "duplicates": validation.choice(*RULES),
+    "random_state": validation.seed(),
+    "device": validation.torch_device(),
+    "dtype": validation.torch_dtype(),
+    "n_jobs": validation.jobs(),
+    "verbose": validation.verbosity(),
     "likelihood": validation.choice(*LIKELIHOODS),
-}  # fmt: skip
+}
 
 
 SEARCH_CHECKS: dict[str, validation.Check] = {
     "ranks": validation.each(validation.integer(1)),
-    "ridges": validation.each(validation.optional(validation.number(0))), "cv": validation.integer(2),
-}  # fmt: skip
+    "ridges": validation.each(validation.optional(validation.number(0))),
+    "cv": validation.integer(2),
+}
 
 
 _MANY = 10  # pairs, of which most are strangers: a mistake rather than a question about strangers
@@ -117,11 +141,26 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """
 
     def __init__(
-        self, rank: int = 10, *, ridge: float | None = None, offsets: str = "both", inference: str = "variational",
-        solver: str = "auto", rated_sets: bool = True, max_iter: int = 50, tol: float = 3e-4, clip: bool = True,
-        unseen: str = "prior", duplicates: str = "mean", random_state: int | None = 0, device: str | None = None,
-        dtype: str = "float32", n_jobs: int | None = None, verbose: bool = False, likelihood: str = "gaussian",
-    ) -> None:  # fmt: skip
+        self,
+        rank: int = 10,
+        *,
+        ridge: float | None = None,
+        offsets: str = "both",
+        inference: str = "variational",
+        solver: str = "auto",
+        rated_sets: bool = True,
+        max_iter: int = 50,
+        tol: float = 3e-4,
+        clip: bool = True,
+        unseen: str = "prior",
+        duplicates: str = "mean",
+        random_state: int | None = 0,
+        device: str | None = None,
+        dtype: str = "float32",
+        n_jobs: int | None = None,
+        verbose: bool = False,
+        likelihood: str = "gaussian",
+    ) -> None:
         self.rank = rank
         self.ridge = ridge
         self.offsets = offsets
@@ -144,9 +183,17 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     _implicit = False
 
     def fit(
-        self, X: Any, y: Any = None, *, columns: Any = None, matrix: bool | None = None, row_features: Any = None,
-        column_features: Any = None, time: Any = None, sample_weight: Any = None,
-    ) -> MatrixCompletion:  # fmt: skip
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        columns: Any = None,
+        matrix: bool | None = None,
+        row_features: Any = None,
+        column_features: Any = None,
+        time: Any = None,
+        sample_weight: Any = None,
+    ) -> MatrixCompletion:
         """Fit the model.
 
         Args:
@@ -169,7 +216,13 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return self.fit_entries(entries, extras)
 
     def _extras(
-        self, X: Any, entries: Entries, row_features: Any, column_features: Any, time: Any, sample_weight: Any
+        self,
+        X: Any,
+        entries: Entries,
+        row_features: Any,
+        column_features: Any,
+        time: Any,
+        sample_weight: Any,
     ) -> Extras:
         """Features, times and weights in the engine's form."""
         encoded = [
@@ -182,26 +235,36 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if isinstance(sample_weight, str):
             sample_weight = self._column(X, sample_weight, "sample_weight")
         if entries.is_matrix and (time is not None or sample_weight is not None):
-            raise ValueError("time and sample_weight need entries: pass pairs of ids, or a data frame of entries")
+            raise ValueError(
+                "time and sample_weight need entries: pass pairs of ids, or a data frame of entries"
+            )
         times = None if time is None else as_times(time, count)
         weights = None
         if sample_weight is not None:
             weights = numbers(sample_weight, "sample_weight")
             if len(weights) != count or not (np.isfinite(weights).all() and (weights > 0).all()):
-                raise ValueError(f"sample_weight must hold {count} positive finite numbers, leave out the others")
+                raise ValueError(
+                    f"sample_weight must hold {count} positive finite numbers, leave out the others"
+                )
         return Extras((encoded[0], encoded[1]), times, weights)
 
     @staticmethod
     def _column(X: Any, name: str, what: str) -> Any:
         if frame_kind(X) is None or name not in (found := columns_of(X)):
-            raise ValueError(f"{what}={name!r} must name a column of the data frame X, or hold one entry per rating")
+            raise ValueError(
+                f"{what}={name!r} must name a column of the data frame X, or hold one entry per rating"
+            )
         return found[name]
 
-    def fit_entries(self, entries: Entries, extras: Extras | None = None, *, grows: bool = False) -> MatrixCompletion:
+    def fit_entries(
+        self, entries: Entries, extras: Extras | None = None, *, grows: bool = False
+    ) -> MatrixCompletion:
         """Fit the model to what was read already, for example from a file; a table that grows gets the full rank."""
         settings, extras = self._settings(), extras or Extras()
         if settings.inference == "point" and (settings.likelihood != "gaussian" or extras.given):
-            raise ValueError("features, time, sample_weight and likelihood need inference='variational'")
+            raise ValueError(
+                "features, time, sample_weight and likelihood need inference='variational'"
+            )
         with threads(self.n_jobs):
             *ids, i, j = entries.indexed()
             shape = len(ids[0]), len(ids[1])
@@ -221,9 +284,13 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """Number the ids that have features and no ratings, after the others."""
         known = index.encode(features.ids, side) >= 0
         if not known.any():
-            raise ValueError(f"none of the ids of {side}_features has ratings: do they name the {side}s?")
+            raise ValueError(
+                f"none of the ids of {side}_features has ratings: do they name the {side}s?"
+            )
         if known.sum() < len(index) / 2:
-            warn(f"{len(index) - known.sum()} of {len(index)} {side}s have no line in {side}_features: average ones")
+            warn(
+                f"{len(index) - known.sum()} of {len(index)} {side}s have no line in {side}_features: average ones"
+            )
         index.extend(features.ids, side)
 
     def _settings(self, **chosen: Any) -> Settings:
@@ -236,7 +303,9 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         given = {"rank": 1, "ridge": None, "likelihood": "gaussian"} | given | chosen
         ridges = [given["ridge"], *given.get("ridges", ())]
         if given["inference"] == "variational" and 0 in ridges:
-            raise ValueError("ridge must be positive for inference='variational', got 0; None lets it be learnt")
+            raise ValueError(
+                "ridge must be positive for inference='variational', got 0; None lets it be learnt"
+            )
         given |= {"seed": validation.draw_seed(self.random_state), "device": str(given["device"])}
         return Settings(**{name: given[name] for name in Settings.__dataclass_fields__})
 
@@ -262,7 +331,9 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "model_")
         return self.model_
 
-    def predict(self, X: Any, *, return_std: bool = False, time: Any = None) -> Floats | tuple[Floats, Floats]:
+    def predict(
+        self, X: Any, *, return_std: bool = False, time: Any = None
+    ) -> Floats | tuple[Floats, Floats]:
         """Predict entries.
 
         Args:
@@ -303,7 +374,9 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError("predict_proba needs likelihood='ordered' or 'binary'")
         return model.probabilities(*self._asked(X, time))
 
-    def predict_interval(self, X: Any, coverage: float = 0.9, *, time: Any = None) -> tuple[Floats, Floats]:
+    def predict_interval(
+        self, X: Any, coverage: float = 0.9, *, time: Any = None
+    ) -> tuple[Floats, Floats]:
         """Intervals that hold a new value with a given probability, within the range or the steps of the scale.
 
         Args:
@@ -334,16 +407,25 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return i, j
 
     def _predict(
-        self, model: CompletionModel, i: Codes, j: Codes, return_std: bool, times: Floats | None = None
+        self,
+        model: CompletionModel,
+        i: Codes,
+        j: Codes,
+        return_std: bool,
+        times: Floats | None = None,
     ) -> Floats | tuple[Floats, Floats]:
         if return_std:
             self._check_error_bars("return_std")
-        mean, std = model.predict(i, j, with_std=return_std, clip=self.clip, unseen=self.unseen, times=times)
+        mean, std = model.predict(
+            i, j, with_std=return_std, clip=self.clip, unseen=self.unseen, times=times
+        )
         return mean if std is None else (mean, std)
 
     def _check_error_bars(self, what: str) -> None:
         if self.model_.inference == "point":
-            raise ValueError(f"{what} needs inference='variational': a point estimate has no error bars")
+            raise ValueError(
+                f"{what} needs inference='variational': a point estimate has no error bars"
+            )
 
     def _locate(self, ids: Any, side: str) -> Codes:
         return self.model_.locate(ids, side, self.unseen)
@@ -353,21 +435,33 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if self.frame_ is None or frame_kind(X) is None:
             return None
         given = {str(name): name for name in names_of(X)}
-        if self._implicit and self.names_[2] not in given and (len(given) == 2 or self.names_[2] == "weight"):
+        if (
+            self._implicit
+            and self.names_[2] not in given
+            and (len(given) == 2 or self.names_[2] == "weight")
+        ):
             n = 2  # pairs of weight 1, as those of the fit were
         known = self.names_[:n]
         return [given[name] for name in known] if set(known) <= set(given) else None
 
-    def _later(self, X: Any, y: Any = None, *, columns: Any = None, matrix: bool | None = None) -> Entries:
+    def _later(
+        self, X: Any, y: Any = None, *, columns: Any = None, matrix: bool | None = None
+    ) -> Entries:
         """Entries for a model: the columns of a data frame are those with the names of the fit, if it has them."""
         if columns is None:
             columns = self._columns_of(X, 3 if y is None else 2)
         return read_entries(X, y, columns=columns, matrix=matrix, implicit=self._implicit)
 
     def recommend(
-        self, ids: Any = None, k: int = 10, *, candidates: Any = None, exclude_seen: bool = True, by: str = "mean",
+        self,
+        ids: Any = None,
+        k: int = 10,
+        *,
+        candidates: Any = None,
+        exclude_seen: bool = True,
+        by: str = "mean",
         seed: int | None = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """The columns with the largest predictions for some rows.
 
         Args:
@@ -388,7 +482,10 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         rows = model.row_ids.labels if ids is None else [ids] if np.ndim(ids) == 0 else ids
         i = np.arange(len(rows)) if ids is None else self._locate(rows, "row")
         if self.unseen == "nan" and (i < 0).any():
-            unknown, rows = np.asarray(rows, dtype=object)[i < 0], np.asarray(rows, dtype=object)[i >= 0]
+            unknown, rows = (
+                np.asarray(rows, dtype=object)[i < 0],
+                np.asarray(rows, dtype=object)[i >= 0],
+            )
             warn(
                 f"{counted(len(unknown), 'row id was', 'row ids were')} not seen in fit and get no list "
                 f"(unseen='nan'), the first is {unknown[0]!r}"
@@ -397,9 +494,16 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return self._best(model, i, rows, k, candidates, exclude_seen, by, seed)
 
     def _best(
-        self, model: CompletionModel, i: Codes, rows: Any, k: int, candidates: Any, exclude_seen: bool, by: str,
+        self,
+        model: CompletionModel,
+        i: Codes,
+        rows: Any,
+        k: int,
+        candidates: Any,
+        exclude_seen: bool,
+        by: str,
         seed: int | None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Lists for rows, with their ids if there are any."""
         k, by = validation.integer(1)("k", k), validation.choice(*BY)("by", by)
         if by != "mean":
@@ -409,20 +513,36 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             chosen = np.unique(self._locate(candidates, "column"))
             chosen = chosen[chosen >= 0]
             if not len(chosen):
-                raise ValueError("none of the candidates was seen in fit, there is nothing to recommend")
+                raise ValueError(
+                    "none of the candidates was seen in fit, there is nothing to recommend"
+                )
         place, columns, scores = best_columns(
-            model, i, k, candidates=chosen, exclude_seen=exclude_seen, by=by, seed=validation.draw_seed(seed)
+            model,
+            i,
+            k,
+            candidates=chosen,
+            exclude_seen=exclude_seen,
+            by=by,
+            seed=validation.draw_seed(seed),
         )
         owner = {} if rows is None else {self.names_[0]: np.asarray(rows)[place]}
-        return self._output(owner | {self.names_[1]: model.column_ids.decode(columns), "prediction": scores})
+        return self._output(
+            owner | {self.names_[1]: model.column_ids.decode(columns), "prediction": scores}
+        )
 
     def _output(self, columns: dict[str, Any]) -> Any:
         return make_frame(self.frame_ or "polars", columns)
 
     def recommend_new(
-        self, ratings: Any, k: int = 10, *, candidates: Any = None, exclude_seen: bool = True, by: str = "mean",
+        self,
+        ratings: Any,
+        k: int = 10,
+        *,
+        candidates: Any = None,
+        exclude_seen: bool = True,
+        by: str = "mean",
         seed: int | None = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Recommend to rows that were not in the fit, from a few of their values; the model does not change.
 
         ``ratings`` are ``{column id: value}`` of one new row, or a data frame of entries as for ``fit`` of several;
@@ -432,7 +552,9 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self._fitted()
         if isinstance(ratings, Mapping):
             model, _ = self._folded(None, list(ratings), numbers(list(ratings.values()), "ratings"))
-            return self._best(model, np.zeros(1, dtype=np.int64), None, k, candidates, exclude_seen, by, seed)
+            return self._best(
+                model, np.zeros(1, dtype=np.int64), None, k, candidates, exclude_seen, by, seed
+            )
         entries = self._later(ratings)
         model, rows = self._folded(entries.rows, entries.columns, entries.values)
         return self._best(model, np.arange(len(rows)), rows, k, candidates, exclude_seen, by, seed)
@@ -451,8 +573,12 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 )
             unknown = counted(int((~known).sum()), "rated column id was", "rated column ids were")
             warn(f"{unknown} not seen in fit and left out, of {len(known)}; the first is {first!r}")
-        i, j, values = merge(i[known], j[known], values[known], self.duplicates, (index, self.model_.column_ids))
-        return self.model_.with_new_rows(1 if rows is None else len(index), i, j, values), index.labels
+        i, j, values = merge(
+            i[known], j[known], values[known], self.duplicates, (index, self.model_.column_ids)
+        )
+        return self.model_.with_new_rows(
+            1 if rows is None else len(index), i, j, values
+        ), index.labels
 
     def predict_new(
         self, rated: Any, values: Any, wanted: Any, *, return_std: bool = False
@@ -471,7 +597,9 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self._fitted()
         given = numbers(values, "values")
         if len(rated) != len(given):
-            raise ValueError(f"rated and values must have one length, got {len(rated)} and {len(given)}")
+            raise ValueError(
+                f"rated and values must have one length, got {len(rated)} and {len(given)}"
+            )
         model, _ = self._folded(None, rated, given)
         j = self._locate(wanted, "column")
         return self._predict(model, np.zeros_like(j), j, return_std)
@@ -500,7 +628,9 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             )
         place, found, similarity = most_similar(model, members, k, side=side)
         own = index.decode(members[place])
-        return self._output({self.names_[side]: own, "similar": index.decode(found), "similarity": similarity})
+        return self._output(
+            {self.names_[side]: own, "similar": index.decode(found), "similarity": similarity}
+        )
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """The coefficient of determination R² of predictions.
@@ -524,7 +654,9 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if len(entries.values) < 2:
             raise ValueError(f"R² needs at least 2 values, got {len(entries.values)}")
         if entries.is_matrix:
-            entries = entries.merged(self.duplicates)  # a pair given twice must not be held out and in the rest at once
+            entries = entries.merged(
+                self.duplicates
+            )  # a pair given twice must not be held out and in the rest at once
             predicted = self._from_the_rest(entries)
         else:
             i, j = self._located(entries.rows, entries.columns)
@@ -538,7 +670,11 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _from_the_rest(self, entries: Entries, parts: int = 5) -> Floats:
         """Predict entries of new rows, those of each part from the other parts of their row."""
-        (_, i), j, values = IdIndex.fit(entries.rows), self._locate(entries.columns, "column"), entries.values
+        (_, i), j, values = (
+            IdIndex.fit(entries.rows),
+            self._locate(entries.columns, "column"),
+            entries.values,
+        )
         part, found = places(i, np.random.default_rng(0).random(len(i))) % parts, np.empty(len(i))
         for number in range(parts):
             held, rest = part == number, (part != number) & (j >= 0)
@@ -562,19 +698,29 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if not hasattr(self, "model_"):
             entries = read_entries(X, y, columns=columns, matrix=matrix)
             # a variational fit keeps what the data do not speak of at its prior
-            return self.fit_entries(entries, grows="rank" in self.get_params() and self.inference == "variational")
+            return self.fit_entries(
+                entries, grows="rank" in self.get_params() and self.inference == "variational"
+            )
         ridge = getattr(self, "best_ridge_", getattr(self, "ridge", None))
         settings = self._settings(rank=self.model_.posterior.rank, ridge=ridge)
         entries = self._later(X, y, columns=columns, matrix=matrix)
         if self.duplicates != "mean":  # the mean is taken over all that a pair ever had
             entries = entries.merged(self.duplicates)
         with threads(self.n_jobs):
-            return self._adopt(self.model_.updated(entries.rows, entries.columns, entries.values, settings))
+            return self._adopt(
+                self.model_.updated(entries.rows, entries.columns, entries.values, settings)
+            )
 
     def fit_share(
-        self, X: Any = None, y: Any = None, *, columns: Any = None, matrix: bool | None = None,
-        process_group: Any = None, checkpoint: str | os.PathLike[str] | None = None,
-    ) -> MatrixCompletion:  # fmt: skip
+        self,
+        X: Any = None,
+        y: Any = None,
+        *,
+        columns: Any = None,
+        matrix: bool | None = None,
+        process_group: Any = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+    ) -> MatrixCompletion:
         """Fit the model to the shares of all processes of a group; every one of them must call this.
 
         The model is that of one process which is given all shares one after the other, to rounding, and the same on
@@ -592,9 +738,13 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return fit_shared(self, read, process_group, checkpoint)
 
     def fit_file_share(
-        self, path: str | Path, *, process_group: Any = None, checkpoint: str | os.PathLike[str] | None = None,
+        self,
+        path: str | Path,
+        *,
+        process_group: Any = None,
+        checkpoint: str | os.PathLike[str] | None = None,
         **reading: Any,
-    ) -> MatrixCompletion:  # fmt: skip
+    ) -> MatrixCompletion:
         """Fit the model to a file of which each process of a group reads a part.
 
         Args:
@@ -612,7 +762,11 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         def read(group: Any) -> Entries | None:
             table = read_ratings(path, part=(group.rank, group.size), **reading)
             names = (table.names[0], table.names[1], table.names[2])
-            return Entries(table.rows, table.columns, table.values, names, "polars") if len(table.values) else None
+            return (
+                Entries(table.rows, table.columns, table.values, names, "polars")
+                if len(table.values)
+                else None
+            )
 
         return fit_shared(self, read, process_group, checkpoint, file=path)
 
@@ -624,7 +778,12 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """
         arrays, meta = pack(self._fitted())
         params = validation.saved_parameters(self.get_params(deep=False))
-        save_folder(path, KIND, arrays, meta | {"estimator": type(self).__name__, "params": params} | self._learnt())
+        save_folder(
+            path,
+            KIND,
+            arrays,
+            meta | {"estimator": type(self).__name__, "params": params} | self._learnt(),
+        )
 
     def _learnt(self) -> dict[str, Any]:
         """What a file keeps besides the model and the parameters."""
@@ -632,7 +791,11 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _recall(self, meta: Mapping[str, Any]) -> None:
         names, frame = meta.get("names"), meta.get("frame")
-        if not (isinstance(names, list) and len(names) == 3 and all(isinstance(name, str) for name in names)):
+        if not (
+            isinstance(names, list)
+            and len(names) == 3
+            and all(isinstance(name, str) for name in names)
+        ):
             raise ValueError(f"names are {str(names)[:40]!r}, three names are expected")
         if frame is not None and frame not in FRAMES:
             raise ValueError(f"frame is {str(frame)[:40]!r}")
@@ -656,9 +819,13 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             cls = ImplicitCompletion
         with sound(model_file(path), KIND):
             model = unpack(arrays, meta, str(validation.torch_device()("device", device)))
-            params = validation.loaded_parameters(meta.get("params"), CHECKS | cls._checks | SEARCH_CHECKS)
+            params = validation.loaded_parameters(
+                meta.get("params"), CHECKS | cls._checks | SEARCH_CHECKS
+            )
             params = {"rank": model.posterior.rank} | params
-            estimator = cls(**{name: value for name, value in params.items() if name in cls._get_param_names()})
+            estimator = cls(
+                **{name: value for name, value in params.items() if name in cls._get_param_names()}
+            )
             estimator.device = device
             estimator._recall(meta)
         return estimator._adopt(model)
@@ -678,7 +845,9 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             self._adopt(unpack(arrays, meta))
 
     categories_ = property(lambda self: self._fitted().categories)
-    noise_ = property(lambda self: float(self._fitted().scale * self.model_.posterior.noise_precision**-0.5))
+    noise_ = property(
+        lambda self: float(self._fitted().scale * self.model_.posterior.noise_precision**-0.5)
+    )
     offset_ = property(lambda self: float(self._fitted().center))
     row_ids_ = property(lambda self: self._fitted().row_ids.labels)
     column_ids_ = property(lambda self: self._fitted().column_ids.labels)

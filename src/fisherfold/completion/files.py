@@ -30,9 +30,16 @@ _COUNTS = ("n_merged", "n_at_start", "n_since_start", "n_since_look")
 # Shapes: n members, m of the other side, q coefficients and t pairs of them, p columns of features, k effects of time
 # in s periods, and one number (o); marked + where positive, 0 where not negative, # where whole and not negative.
 _SIDE = {
-    "mean": "nq", "covariance": "nt", "weight": "n+", "shortfall": "n0", "counts": "n0", "precision": "qq",
-    "center": "q", "start_variance": "q+", "log_det": "n",
-}  # fmt: skip
+    "mean": "nq",
+    "covariance": "nt",
+    "weight": "n+",
+    "shortfall": "n0",
+    "counts": "n0",
+    "precision": "qq",
+    "center": "q",
+    "start_variance": "q+",
+    "log_det": "n",
+}
 _SET = {"effects": "mq", "sums": "nq", "shares": "m"}
 _FEATURES = {"table": "np", "groups": "p#", "weights": "pq", "strength": "p", "inverse": "pp"}
 _TIME = {"starts": "s", "keys": "k#", "mean": "k", "variance": "k0", "prior": "o+"}
@@ -47,11 +54,15 @@ def pack(model: CompletionModel) -> tuple[Arrays, dict[str, Any]]:
     meta["unobserved_weight"] = model.unobserved_weight
     arrays |= pack_index(model.row_ids, "rows") | pack_index(model.column_ids, "columns")
     if model.seen is not None:
-        arrays |= {f"seen.{name}": getattr(model.seen, name) for name in ("offsets", "columns", "values")}
+        arrays |= {
+            f"seen.{name}": getattr(model.seen, name) for name in ("offsets", "columns", "values")
+        }
     return arrays, meta
 
 
-def unpack(arrays: Mapping[str, Any], meta: Mapping[str, Any], device: str = "cpu") -> CompletionModel:
+def unpack(
+    arrays: Mapping[str, Any], meta: Mapping[str, Any], device: str = "cpu"
+) -> CompletionModel:
     """Put a model together again."""
     tensors = {name: torch.as_tensor(array) for name, array in arrays.items()}
     posterior = unpack_posterior(tensors, meta, device)
@@ -59,14 +70,24 @@ def unpack(arrays: Mapping[str, Any], meta: Mapping[str, Any], device: str = "cp
     if not bool(posterior.rows.counts.any() & posterior.columns.counts.any()):
         raise ValueError("none of its rows or of its columns has ratings")
     if meta.get("inference") not in INFERENCES:
-        raise ValueError(f"inference is {meta.get('inference')!r}, one of {', '.join(INFERENCES)} is expected")
+        raise ValueError(
+            f"inference is {meta.get('inference')!r}, one of {', '.join(INFERENCES)} is expected"
+        )
     model = CompletionModel(
-        unpack_index(tensors, "rows", n), unpack_index(tensors, "columns", m), posterior,
-        expect_number(meta, "center"), expect_number(meta, "scale", least=1e-300), expect_number(meta, "low"),
-        expect_number(meta, "high"), _seen(tensors, n, m), meta["inference"],
+        unpack_index(tensors, "rows", n),
+        unpack_index(tensors, "columns", m),
+        posterior,
+        expect_number(meta, "center"),
+        expect_number(meta, "scale", least=1e-300),
+        expect_number(meta, "low"),
+        expect_number(meta, "high"),
+        _seen(tensors, n, m),
+        meta["inference"],
         **{name: expect_number(meta, name, least=0, integer=True) for name in _COUNTS},
-        unobserved_weight=expect_number({"unobserved_weight": 0.0} | dict(meta), "unobserved_weight", least=0),
-    )  # fmt: skip
+        unobserved_weight=expect_number(
+            {"unobserved_weight": 0.0} | dict(meta), "unobserved_weight", least=0
+        ),
+    )
     _check_predictions(model)
     return model
 
@@ -79,19 +100,27 @@ def _check_predictions(model: CompletionModel) -> None:
         means.append(_largest(side.mean, side.center, unknown.mean))
         spreads.append(means[-1] ** 2 + _largest(side.covariance, unknown.covariance))
         doubts.append(posterior.weight_strength + _largest(side.shortfall))
-    drift = sum(_largest(effect.mean, effect.variance) + effect.prior for effect in posterior.time_effects if effect)
+    drift = sum(
+        _largest(effect.mean, effect.variance) + effect.prior
+        for effect in posterior.time_effects
+        if effect
+    )
     q = model.posterior.rows.mean.shape[1]
     mean = q * math.prod(means) + sum(means) + drift
     variance = (q + 1) ** 2 * math.prod(1 + spread for spread in spreads) + drift
     std = math.sqrt(variance + math.prod(doubts) / posterior.noise_precision)
     most = float(torch.finfo(posterior.rows.mean.dtype).max)
-    values = posterior.ordinal and _largest(posterior.ordinal.values) * model.scale + abs(model.center)
+    values = posterior.ordinal and _largest(posterior.ordinal.values) * model.scale + abs(
+        model.center
+    )
     if not (mean < most and max(mean, std) * model.scale < 1e300 and (values or 0.0) < 1e150):
         raise ValueError("its numbers are so large that predictions overflow")
 
 
 def _largest(*tensors: Tensor) -> float:
-    return max((float(torch.linalg.vector_norm(t, math.inf)) for t in tensors if t.numel()), default=0.0)
+    return max(
+        (float(torch.linalg.vector_norm(t, math.inf)) for t in tensors if t.numel()), default=0.0
+    )
 
 
 def _seen(tensors: Mapping[str, Tensor], n_rows: int, n_columns: int) -> Seen | None:
@@ -110,20 +139,33 @@ def _seen(tensors: Mapping[str, Tensor], n_rows: int, n_columns: int) -> Seen | 
 def pack_posterior(posterior: CompletionPosterior) -> tuple[Arrays, dict[str, Any]]:
     """Take a posterior apart."""
     tensors: dict[str, Any] = {}
-    for name, side, drift in zip(_SIDES, (posterior.rows, posterior.columns), posterior.time_effects, strict=True):
+    for name, side, drift in zip(
+        _SIDES, (posterior.rows, posterior.columns), posterior.time_effects, strict=True
+    ):
         tensors |= {f"{name}.{key}": getattr(side, key) for key in _SIDE}
         for part, held in (("set", side.set_effects), ("features", side.features), ("time", drift)):
-            tensors |= {f"{name}.{part}.{key}": value for key, value in vars(held).items()} if held else {}
+            tensors |= (
+                {f"{name}.{part}.{key}": value for key, value in vars(held).items()} if held else {}
+            )
         if drift is not None:
             tensors[f"{name}.time.prior"] = torch.tensor([drift.prior], dtype=torch.float64)
     if posterior.ordinal is not None:
         tensors |= {f"ordinal.{key}": value for key, value in vars(posterior.ordinal).items()}
     names = (
-        "noise_precision", "weight_strength", "misfit", "n_ratings", "fixed_ridge", "converged", "trace", "extra_bound",
-    )  # fmt: skip
+        "noise_precision",
+        "weight_strength",
+        "misfit",
+        "n_ratings",
+        "fixed_ridge",
+        "converged",
+        "trace",
+        "extra_bound",
+    )
     meta: dict[str, Any] = {name: getattr(posterior, name) for name in names}
     meta["has_offset"] = [posterior.rows.has_offset, posterior.columns.has_offset]
-    return {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in tensors.items()}, meta
+    return {
+        name: tensor.detach().cpu().contiguous().numpy() for name, tensor in tensors.items()
+    }, meta
 
 
 def unpack_posterior(
@@ -133,7 +175,11 @@ def unpack_posterior(
     sizes = [len(expect(tensors, f"{name}.counts", (None,), least=0)) for name in _SIDES]
     q = expect(tensors, "rows.mean", (None, None)).shape[1]
     offsets, trace = meta.get("has_offset"), meta.get("trace")
-    if not (isinstance(offsets, list) and len(offsets) == 2 and all(isinstance(value, bool) for value in offsets)):
+    if not (
+        isinstance(offsets, list)
+        and len(offsets) == 2
+        and all(isinstance(value, bool) for value in offsets)
+    ):
         raise ValueError(f"has_offset is {offsets!r}, two truth values are expected")
     if not isinstance(trace, list) or not all(isinstance(row, dict) for row in trace):
         raise ValueError("its trace is not a table of numbers")
@@ -143,33 +189,47 @@ def unpack_posterior(
     ridge = meta.get("fixed_ridge")
     rows, columns = (_side(tensors, k, sizes, q, offsets[k], device) for k in (0, 1))
     return CompletionPosterior(
-        rows, columns,
+        rows,
+        columns,
         noise_precision=expect_number(meta, "noise_precision", least=1 / _LARGEST, most=_LARGEST),
         weight_strength=strength,
         n_ratings=expect_number(meta, "n_ratings", least=1, integer=True),
-        fixed_ridge=None if ridge is None else expect_number(meta, "fixed_ridge", least=0, most=_LARGEST),
-        misfit=expect_number(meta, "misfit", least=0), converged=bool(meta.get("converged")),
+        fixed_ridge=None
+        if ridge is None
+        else expect_number(meta, "fixed_ridge", least=0, most=_LARGEST),
+        misfit=expect_number(meta, "misfit", least=0),
+        converged=bool(meta.get("converged")),
         ordinal=_ordinal(tensors, device),
         time_effects=(_time(tensors, "rows.time", device), _time(tensors, "columns.time", device)),
         extra_bound=expect_number(meta, "extra_bound") if "extra_bound" in meta else 0.0,
         trace=[{str(name): float(value) for name, value in row.items()} for row in trace],
-    )  # fmt: skip
+    )
 
 
 def _take(
-    tensors: Mapping[str, Tensor], prefix: str, shapes: dict[str, str], sizes: dict[str, int], device: str
+    tensors: Mapping[str, Tensor],
+    prefix: str,
+    shapes: dict[str, str],
+    sizes: dict[str, int],
+    device: str,
 ) -> dict[str, Any]:
     """Tensors by name; what is not a letter of a size is a mark of ``_SIDE``."""
     return {
         name: expect(
-            tensors, f"{prefix}.{name}", tuple(sizes[letter] for letter in shape if letter.isalpha()),
-            positive="+" in shape, least=0 if {"0", "#"} & set(shape) else None, integers="#" in shape,
+            tensors,
+            f"{prefix}.{name}",
+            tuple(sizes[letter] for letter in shape if letter.isalpha()),
+            positive="+" in shape,
+            least=0 if {"0", "#"} & set(shape) else None,
+            integers="#" in shape,
         ).to(device)
         for name, shape in shapes.items()
-    }  # fmt: skip
+    }
 
 
-def _side(tensors: Mapping[str, Tensor], k: int, counts: list[int], q: int, has_offset: bool, device: str) -> Side:
+def _side(
+    tensors: Mapping[str, Tensor], k: int, counts: list[int], q: int, has_offset: bool, device: str
+) -> Side:
     name = _SIDES[k]
     sizes = {"n": counts[k], "m": counts[1 - k], "q": q, "t": q * (q + 1) // 2}
     parts = _take(tensors, name, _SIDE, sizes, device)
@@ -180,7 +240,9 @@ def _side(tensors: Mapping[str, Tensor], k: int, counts: list[int], q: int, has_
         parts["set_effects"] = SetEffects(**_take(tensors, f"{name}.set", _SET, sizes, device))
     if f"{name}.features.table" in tensors:
         sizes["p"] = expect(tensors, f"{name}.features.table", (sizes["n"], None)).shape[1]
-        parts["features"] = FeatureEffects(**_take(tensors, f"{name}.features", _FEATURES, sizes, device))
+        parts["features"] = FeatureEffects(
+            **_take(tensors, f"{name}.features", _FEATURES, sizes, device)
+        )
     return Side(**parts, has_offset=has_offset)
 
 
@@ -188,12 +250,17 @@ def _time(tensors: Mapping[str, Tensor], name: str, device: str) -> TimeEffects 
     """The effects of time of one side, if there are any."""
     if f"{name}.keys" not in tensors:
         return None
-    keys, starts = expect(tensors, f"{name}.keys", (None,), integers=True), expect(tensors, f"{name}.starts", (None,))
+    keys, starts = (
+        expect(tensors, f"{name}.keys", (None,), integers=True),
+        expect(tensors, f"{name}.starts", (None,)),
+    )
     sizes = {"k": len(keys), "s": len(starts), "o": 1}
     found = _take(tensors, name, _TIME, sizes, device)
     if not sizes["k"] or not bool((found["keys"].diff() > 0).all()):
         raise ValueError(f"{name}.keys must ascend")
-    return TimeEffects(**found | {"prior": float(found["prior"]), "starts": found["starts"].double()})
+    return TimeEffects(
+        **found | {"prior": float(found["prior"]), "starts": found["starts"].double()}
+    )
 
 
 def _ordinal(tensors: Mapping[str, Tensor], device: str) -> Ordinal | None:

@@ -30,9 +30,14 @@ from fisherfold.warn import warn
 # A row drifts from day to day, a column over so many periods with as many ratings each.
 _DAY, _MOST_DAYS, _PERIODS = 86400.0, 20_000, 20
 _MOST_CATEGORIES = 100
-_MOST, _WIDTH = (0.05, 0.95), 3.29  # most values lie between these quantiles; of a Gaussian so many deviations apart
+_MOST, _WIDTH = (
+    (0.05, 0.95),
+    3.29,
+)  # most values lie between these quantiles; of a Gaussian so many deviations apart
 _SAMPLE = 2**17  # of the values, to tell where most of them lie
-_RULED = 1 / 30  # where most values spread over less than this part of the scale, float32 cannot tell them apart
+_RULED = (
+    1 / 30
+)  # where most values spread over less than this part of the scale, float32 cannot tell them apart
 
 
 @dataclass(frozen=True)
@@ -58,26 +63,36 @@ class Settings:
     def model(self) -> dict[str, Any]:
         """What the engine calls its options."""
         return {
-            "ridge": self.ridge, "row_offsets": self.offsets in ("both", "rows"),
-            "column_offsets": self.offsets in ("both", "columns"), "seed": self.seed,
-        }  # fmt: skip
+            "ridge": self.ridge,
+            "row_offsets": self.offsets in ("both", "rows"),
+            "column_offsets": self.offsets in ("both", "columns"),
+            "seed": self.seed,
+        }
 
     @property
     def rule(self) -> str:
         """What becomes of pairs given twice: the mean of categories need be none, the nearest one is."""
-        return "category" if self.duplicates == "mean" and self.likelihood != "gaussian" else self.duplicates
+        return (
+            "category"
+            if self.duplicates == "mean" and self.likelihood != "gaussian"
+            else self.duplicates
+        )
 
     def for_table(self, n_rows: int, n_columns: int) -> Settings:
         """The same with a rank that a table of this size has; a warning says so where it is less."""
         if self.rank <= (largest := self.largest_rank(n_rows, n_columns)):
             return self
-        warn(f"rank={self.rank} is more than a table of {n_rows} x {n_columns} allows; rank={largest} is used")
+        warn(
+            f"rank={self.rank} is more than a table of {n_rows} x {n_columns} allows; rank={largest} is used"
+        )
         return replace(self, rank=largest)
 
     def largest_rank(self, n_rows: int, n_columns: int) -> int:
         """The largest rank that a table of this size has; the solvers of the paper need one less."""
         if (largest := min(n_rows, n_columns) - (self.solver != "auto")) < 1:
-            raise ValueError(f"solver={self.solver!r} needs a table larger than {n_rows} x {n_columns}")
+            raise ValueError(
+                f"solver={self.solver!r} needs a table larger than {n_rows} x {n_columns}"
+            )
         return largest
 
 
@@ -85,7 +100,10 @@ class Settings:
 class Extras:
     """What a fit knows besides pairs and values."""
 
-    features: tuple[FeatureColumns | None, FeatureColumns | None] = (None, None)  # of the rows and of the columns
+    features: tuple[FeatureColumns | None, FeatureColumns | None] = (
+        None,
+        None,
+    )  # of the rows and of the columns
     times: Floats | None = None  # of the entries, in seconds or any other unit
     weights: Floats | None = None  # of the entries
 
@@ -96,10 +114,14 @@ class Extras:
 
     def at(self, where: npt.NDArray[Any]) -> Extras:
         """Those of some of the entries."""
-        times, weights = (None if given is None else given[where] for given in (self.times, self.weights))
+        times, weights = (
+            None if given is None else given[where] for given in (self.times, self.weights)
+        )
         return replace(self, times=times, weights=weights)
 
-    def tables(self, ids: tuple[IdIndex, IdIndex], ratings: Ratings) -> tuple[FeatureTable | None, FeatureTable | None]:
+    def tables(
+        self, ids: tuple[IdIndex, IdIndex], ratings: Ratings
+    ) -> tuple[FeatureTable | None, FeatureTable | None]:
         """The features of all rows and of all columns, as the engine takes them."""
         found: list[FeatureTable | None] = []
         for given, index in zip(self.features, ids, strict=True):
@@ -122,12 +144,22 @@ class Table:
     low: float  # the smallest value
     high: float  # the largest value
     n_merged: int  # how many entries were merged into another one
-    observations: Observations | None = None  # weights, times and categories of the ratings, if there are any
-    features: tuple[FeatureTable | None, FeatureTable | None] = (None, None)  # of the rows and of the columns
+    observations: Observations | None = (
+        None  # weights, times and categories of the ratings, if there are any
+    )
+    features: tuple[FeatureTable | None, FeatureTable | None] = (
+        None,
+        None,
+    )  # of the rows and of the columns
 
 
 def prepare(
-    rows: Codes, columns: Codes, values: Floats, ids: tuple[IdIndex, IdIndex], settings: Settings, extras: Extras
+    rows: Codes,
+    columns: Codes,
+    values: Floats,
+    ids: tuple[IdIndex, IdIndex],
+    settings: Settings,
+    extras: Extras,
 ) -> Table:
     """Merge pairs given twice, centre and scale, and sort both ways."""
     given = len(values)
@@ -138,25 +170,49 @@ def prepare(
         rows, columns, values = merge(rows, columns, values, settings.rule, ids)
     center, scale, low, high, dtype = measure(values, settings)
     ratings = Ratings(
-        rows, columns, (values - center) / scale, (len(ids[0]), len(ids[1])), dtype=dtype, duplicates="mean",
+        rows,
+        columns,
+        (values - center) / scale,
+        (len(ids[0]), len(ids[1])),
+        dtype=dtype,
+        duplicates="mean",
         device=settings.device,
-    )  # fmt: skip
-    table = Table(ratings, center, scale, low, high, given - ratings.n_ratings, features=extras.tables(ids, ratings))
+    )
+    table = Table(
+        ratings,
+        center,
+        scale,
+        low,
+        high,
+        given - ratings.n_ratings,
+        features=extras.tables(ids, ratings),
+    )
     if times is not None or weights is not None or settings.likelihood != "gaussian":
         _check_categories(values, settings.likelihood)
         order = np.lexsort((columns, rows))
-        in_order = [None if given is None else torch.from_numpy(given[order]) for given in (times, weights)]
+        in_order = [
+            None if given is None else torch.from_numpy(given[order]) for given in (times, weights)
+        ]
         mean_one = None if in_order[1] is None else (in_order[1] / in_order[1].mean()).to(dtype)
         periods = (None, None) if times is None else _periods(times)
         table.observations = Observations(
-            ratings, likelihood=settings.likelihood, weights=mean_one, times=in_order[0], periods=periods,
+            ratings,
+            likelihood=settings.likelihood,
+            weights=mean_one,
+            times=in_order[0],
+            periods=periods,
             categories=torch.from_numpy((np.unique(values) - center) / scale),
         )
     return table
 
 
 def once(
-    rows: Codes, columns: Codes, values: Floats, extras: Extras, ids: tuple[IdIndex, IdIndex], rule: str
+    rows: Codes,
+    columns: Codes,
+    values: Floats,
+    extras: Extras,
+    ids: tuple[IdIndex, IdIndex],
+    rule: str,
 ) -> tuple[Codes, Codes, Floats, Extras]:
     """Each pair once: values by the rule, the last time, the sum of the weights."""
     key = rows * (int(columns.max(initial=0)) + 1) + columns
@@ -195,9 +251,13 @@ def measure(
     values: Floats, settings: Settings, group: Group = ALONE
 ) -> tuple[float, float, float, float, torch.dtype]:
     """Centre, scale and range of the values of all processes, and the dtype that resolves them."""
-    count, total = group.sum(torch.tensor([len(values), values.sum()], dtype=torch.float64)).tolist()
+    count, total = group.sum(
+        torch.tensor([len(values), values.sum()], dtype=torch.float64)
+    ).tolist()
     if count == 0:
-        raise ValueError("there are no ratings: found 0 observed entries on all ranks, at least 1 is needed")
+        raise ValueError(
+            "there are no ratings: found 0 observed entries on all ranks, at least 1 is needed"
+        )
     ends = group.largest(torch.tensor([values.max(initial=-np.inf), -values.min(initial=np.inf)]))
     high, low = float(ends[0]), -float(ends[1])
     center = total / count if settings.offsets != "none" else 0.0
@@ -205,13 +265,19 @@ def measure(
     if largest <= 1e-12 * abs(center):
         return center, abs(center) or 1.0, low, high, settings.dtype
     # dividing first keeps the squares in range
-    squares = group.sum(torch.tensor(np.square((values - center) / largest).sum(), dtype=torch.float64))
+    squares = group.sum(
+        torch.tensor(np.square((values - center) / largest).sum(), dtype=torch.float64)
+    )
     scale = largest * float(squares / count) ** 0.5
-    sample = group.gather(torch.from_numpy(values[:: len(values) * group.size // _SAMPLE + 1].copy())).numpy()
+    sample = group.gather(
+        torch.from_numpy(values[:: len(values) * group.size // _SAMPLE + 1].copy())
+    ).numpy()
     return center, scale, low, high, _resolving(sample, low, high, scale, settings.dtype)
 
 
-def _resolving(values: Floats, low: float, high: float, scale: float, dtype: torch.dtype) -> torch.dtype:
+def _resolving(
+    values: Floats, low: float, high: float, scale: float, dtype: torch.dtype
+) -> torch.dtype:
     """float64, with a warning, where one value far from all others rules the scale; else the given dtype."""
     first, last = (float(q) for q in np.quantile(values, _MOST))
     spread = last / _WIDTH - first / _WIDTH
@@ -227,13 +293,17 @@ def _resolving(values: Floats, low: float, high: float, scale: float, dtype: tor
 
 
 def solve(
-    table: Table, settings: Settings, init: CompletionPosterior | None = None,
+    table: Table,
+    settings: Settings,
+    init: CompletionPosterior | None = None,
     callback: Callable[[CompletionPosterior], None] | None = None,
-) -> CompletionPosterior:  # fmt: skip
+) -> CompletionPosterior:
     """Run the solver."""
     ratings, observations = table.ratings, table.observations
     how: dict[str, Any] = {"max_iter": settings.max_iter, "tol": settings.tol} | settings.model
-    with track("fitting", at_most=settings.max_iter, verbose=settings.verbose and ratings.group.is_first) as line:
+    with track(
+        "fitting", at_most=settings.max_iter, verbose=settings.verbose and ratings.group.is_first
+    ) as line:
         if settings.inference == "point":
             report = lambda record: line.update(record["iteration"], record)  # noqa: E731
             return fit_point(ratings, settings.rank, solver=settings.solver, callback=report, **how)

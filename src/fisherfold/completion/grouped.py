@@ -73,13 +73,17 @@ class Grouped:
         ids = torch.arange(first, last, dtype=torch.int32, device=self.offsets.device)
         return ids.repeat_interleave(counts, output_size=stop - start)
 
-    def sums(self, tables: Mapping[int, Tensor], first: int = 0, last: int | None = None) -> tuple[Tensor, ...]:
+    def sums(
+        self, tables: Mapping[int, Tensor], first: int = 0, last: int | None = None
+    ) -> tuple[Tensor, ...]:
         """Σ value^k times table rows, over the ratings in this process of a run of groups."""
         last = self.n_groups if last is None else last
         start, stop = int(self.offsets[first]), int(self.offsets[last])
         indices, offsets = self.stored_indices[start:stop], self.offsets[first : last + 1] - start
         part = slice(start, stop)
-        return tuple(bag_sum(t, indices, offsets, self._power(k, part, t.dtype)) for k, t in tables.items())
+        return tuple(
+            bag_sum(t, indices, offsets, self._power(k, part, t.dtype)) for k, t in tables.items()
+        )
 
     def _power(self, power: int, part: slice, dtype: torch.dtype) -> Tensor | None:
         """value^k of some ratings; None for ones."""
@@ -122,7 +126,9 @@ class Grouped:
         return Grouped(offsets, indices, self.stored_values.to(device), self.n_others, self.across)
 
 
-def bag_sum(table: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor | None = None) -> Tensor:
+def bag_sum(
+    table: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor | None = None
+) -> Tensor:
     """Sum the rows of a table over groups of indices, out[g] = Σ_{k in group g} w_k table[index_k].
 
     ``embedding_bag`` is the fastest way in float32. In float64 on a CPU it has no fast path, so a sparse product takes
@@ -144,8 +150,12 @@ def bag_sum(table: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor | N
     return _embedding_sum(table, indices, offsets, weights)
 
 
-def _embedding_sum(table: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
-    return F.embedding_bag(indices, table, offsets, mode="sum", include_last_offset=True, per_sample_weights=weights)
+def _embedding_sum(
+    table: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor | None
+) -> Tensor:
+    return F.embedding_bag(
+        indices, table, offsets, mode="sum", include_last_offset=True, per_sample_weights=weights
+    )
 
 
 def _sparse_sum(table: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
@@ -154,15 +164,22 @@ def _sparse_sum(table: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor
     with warnings.catch_warnings():
         # PyTorch announces sparse CSR products as beta on first use.
         warnings.simplefilter("ignore", UserWarning)
-        return torch.sparse_csr_tensor(offsets, indices, values, size=size, check_invariants=False) @ table
+        return (
+            torch.sparse_csr_tensor(offsets, indices, values, size=size, check_invariants=False)
+            @ table
+        )
 
 
-def _sum_in_pieces(table: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+def _sum_in_pieces(
+    table: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor | None
+) -> Tensor:
     # Groups are cut into pieces of bounded length, which are summed in parallel, and the pieces are added up.
     pieces = (offsets.diff() + (_PIECE - 1)) // _PIECE
     ends = pieces.cumsum(0, dtype=offsets.dtype)
     order = torch.arange(int(ends[-1]), dtype=offsets.dtype, device=table.device)
-    group = torch.arange(len(pieces), device=table.device).repeat_interleave(pieces, output_size=len(order))
+    group = torch.arange(len(pieces), device=table.device).repeat_interleave(
+        pieces, output_size=len(order)
+    )
     cuts = torch.cat([offsets[group] + _PIECE * (order - (ends - pieces)[group]), offsets[-1:]])
     sums = _embedding_sum(table, indices, cuts, weights)
     return _embedding_sum(sums, order, torch.cat([ends.new_zeros(1), ends]), None)

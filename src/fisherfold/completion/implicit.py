@@ -52,19 +52,39 @@ class ImplicitCompletion(MatrixCompletion):
     """
 
     _checks = {name: check for name, check in CHECKS.items() if name not in _OF_RATINGS} | {
-        "unobserved_weight": validation.number(0, above=True), "duplicates": validation.choice("sum", "mean", "last"),
-    }  # fmt: skip
+        "unobserved_weight": validation.number(0, above=True),
+        "duplicates": validation.choice("sum", "mean", "last"),
+    }
     _implicit = True
 
     def __init__(
-        self, rank: int = 32, *, unobserved_weight: float = 4.0, max_iter: int = 20, tol: float = 1e-2,
-        unseen: str = "prior", duplicates: str = "sum", random_state: int | None = 0, device: str | None = None,
-        dtype: str = "float32", n_jobs: int | None = None, verbose: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        rank: int = 32,
+        *,
+        unobserved_weight: float = 4.0,
+        max_iter: int = 20,
+        tol: float = 1e-2,
+        unseen: str = "prior",
+        duplicates: str = "sum",
+        random_state: int | None = 0,
+        device: str | None = None,
+        dtype: str = "float32",
+        n_jobs: int | None = None,
+        verbose: bool = False,
+    ) -> None:
         super().__init__(
-            rank, max_iter=max_iter, tol=tol, clip=False, unseen=unseen, duplicates=duplicates,
-            random_state=random_state, device=device, dtype=dtype, n_jobs=n_jobs, verbose=verbose,
-        )  # fmt: skip
+            rank,
+            max_iter=max_iter,
+            tol=tol,
+            clip=False,
+            unseen=unseen,
+            duplicates=duplicates,
+            random_state=random_state,
+            device=device,
+            dtype=dtype,
+            n_jobs=n_jobs,
+            verbose=verbose,
+        )
         self.unobserved_weight = unobserved_weight
 
     def fit(  # type: ignore[override]
@@ -84,7 +104,9 @@ class ImplicitCompletion(MatrixCompletion):
         """
         return self.fit_entries(read_entries(X, y, columns=columns, matrix=matrix, implicit=True))
 
-    def fit_entries(self, entries: Entries, extras: Any = None, *, grows: bool = False) -> ImplicitCompletion:
+    def fit_entries(
+        self, entries: Entries, extras: Any = None, *, grows: bool = False
+    ) -> ImplicitCompletion:
         """Fit the model to pairs and weights that were read already, for example from a file."""
         given = validation.check_parameters(self.get_params(deep=False), self._checks)
         row_ids, column_ids, i, j = entries.indexed()
@@ -95,23 +117,45 @@ class ImplicitCompletion(MatrixCompletion):
                 "that were not observed, and use MatrixCompletion for ratings"
             )
         if (rank := min(given["rank"], *shape)) < given["rank"]:
-            warn(f"rank={given['rank']} is more than a table of {shape[0]} x {shape[1]} allows; rank={rank} is used")
+            warn(
+                f"rank={given['rank']} is more than a table of {shape[0]} x {shape[1]} allows; rank={rank} is used"
+            )
         ratings = Ratings(
-            i, j, weights, shape, dtype=given["dtype"], duplicates=given["duplicates"], device=given["device"]
+            i,
+            j,
+            weights,
+            shape,
+            dtype=given["dtype"],
+            duplicates=given["duplicates"],
+            device=given["device"],
         )
         with (
             threads(self.n_jobs),
             track("fitting", at_most=given["max_iter"], verbose=given["verbose"]) as line,
         ):
             posterior = fit_implicit(
-                ratings, rank, unobserved_weight=given["unobserved_weight"], max_iter=given["max_iter"],
-                tol=given["tol"], seed=validation.draw_seed(self.random_state),
+                ratings,
+                rank,
+                unobserved_weight=given["unobserved_weight"],
+                max_iter=given["max_iter"],
+                tol=given["tol"],
+                seed=validation.draw_seed(self.random_state),
                 callback=lambda posterior: line.update(len(posterior.trace), posterior.trace[-1]),
-            )  # fmt: skip
+            )
         model = CompletionModel(
-            row_ids, column_ids, posterior, 0.0, 1.0, 0.0, 1.0, Seen.of(ratings), "implicit",
-            len(weights) - ratings.n_ratings, ratings.n_ratings, unobserved_weight=given["unobserved_weight"],
-        )  # fmt: skip
+            row_ids,
+            column_ids,
+            posterior,
+            0.0,
+            1.0,
+            0.0,
+            1.0,
+            Seen.of(ratings),
+            "implicit",
+            len(weights) - ratings.n_ratings,
+            ratings.n_ratings,
+            unobserved_weight=given["unobserved_weight"],
+        )
         self._remember(entries)._adopt(model)
         return self
 
@@ -126,8 +170,10 @@ class ImplicitCompletion(MatrixCompletion):
         more = Entries(
             np.concatenate([model.row_ids.decode(rows), np.asarray(entries.rows)]),
             np.concatenate([model.column_ids.decode(old_columns), np.asarray(entries.columns)]),
-            np.concatenate([weights, entries.values]), self.names_, self.frame_,
-        )  # fmt: skip
+            np.concatenate([weights, entries.values]),
+            self.names_,
+            self.frame_,
+        )
         return self.fit_entries(more)
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
@@ -143,7 +189,9 @@ class ImplicitCompletion(MatrixCompletion):
         """
         entries = self._later(X, y)
         rows = IdIndex.fit(entries.rows)[0].labels
-        return ranking_metrics(self.recommend(rows, 10), (entries.rows, entries.columns, entries.values), 10)["ndcg"]
+        return ranking_metrics(
+            self.recommend(rows, 10), (entries.rows, entries.columns, entries.values), 10
+        )["ndcg"]
 
     def fit_share(self, *args: Any, **options: Any) -> Any:  # noqa: D102
         raise ValueError("implicit feedback is fitted by one process; call fit")

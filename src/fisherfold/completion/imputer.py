@@ -41,13 +41,19 @@ Table = npt.NDArray[np.floating]
 KIND = "imputer"
 _ROWS_AT_ONCE = 4096
 _ROWS_FOR_CHAIN, _BURN_IN, _THINNED = 5, 100, 20
-_NOISE_PRIOR = (1.0, 0.005)  # shape and rate of the gamma prior of the noise precision of standardised columns
+_NOISE_PRIOR = (
+    1.0,
+    0.005,
+)  # shape and rate of the gamma prior of the noise precision of standardised columns
 _FURTHEST = 1e100  # in standard deviations; squares of more leave float64, and a row with as much is not believed
 _CHECKS: dict[str, validation.Check] = {
-    "rank": validation.integer(1), "marginals": validation.choice("gaussian", "ranks"),
-    "max_iter": validation.integer(1), "tol": validation.number(0), "random_state": validation.seed(),
+    "rank": validation.integer(1),
+    "marginals": validation.choice("gaussian", "ranks"),
+    "max_iter": validation.integer(1),
+    "tol": validation.number(0),
+    "random_state": validation.seed(),
     "n_jobs": validation.jobs(),
-}  # fmt: skip
+}
 
 
 class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -80,9 +86,15 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
     """
 
     def __init__(
-        self, rank: int = 5, *, marginals: str = "gaussian", max_iter: int = 100, tol: float = 1e-5,
-        random_state: int | None = 0, n_jobs: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        rank: int = 5,
+        *,
+        marginals: str = "gaussian",
+        max_iter: int = 100,
+        tol: float = 1e-5,
+        random_state: int | None = 0,
+        n_jobs: int | None = None,
+    ) -> None:
         self.rank = rank
         self.marginals = marginals
         self.max_iter = max_iter
@@ -98,25 +110,36 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         if not seen.any():
             raise ValueError("X must contain at least one observed value, got only NaN")
         if (size := float(np.nanmax(np.abs(X)))) > LARGEST:
-            raise ValueError(f"X must hold values of absolute value {LARGEST:g} at most, got {size:g}")
+            raise ValueError(
+                f"X must hold values of absolute value {LARGEST:g} at most, got {size:g}"
+            )
         levels = [np.sort(X[here, j]).astype(np.float64) for j, here in enumerate(seen.T)]
         scores = _scores(X, levels) if given["marginals"] == "ranks" else X
         counts = np.maximum(seen.sum(axis=0), 1)
         mean = np.where(seen, scores, 0).sum(axis=0, dtype=np.float64) / counts
         off = np.where(seen, scores - mean, 0)
         largest = np.abs(off).max(axis=0)  # dividing first keeps the squares in range
-        spread = largest * np.sqrt(((off / np.where(largest > 0, largest, 1)) ** 2).sum(axis=0) / counts)
+        spread = largest * np.sqrt(
+            ((off / np.where(largest > 0, largest, 1)) ** 2).sum(axis=0) / counts
+        )
         scale = np.where(spread > 1e-12 * np.abs(mean), spread, 1.0)
         rank, seed = min(given["rank"], *X.shape), validation.draw_seed(self.random_state)
         rows, columns = np.nonzero(seen)
         ratings = Ratings(rows, columns, (off / scale)[rows, columns], X.shape, dtype=torch.float64)
         with threads(given["n_jobs"]):
             posterior = fit_variational(
-                ratings, rank, max_iter=given["max_iter"], tol=given["tol"], set_effects=False,
+                ratings,
+                rank,
+                max_iter=given["max_iter"],
+                tol=given["tol"],
+                set_effects=False,
                 init=gradual_start(ratings, rank, set_effects=False, seed=seed),
-            )  # fmt: skip
+            )
         self.mean_, self.scale_, self.rank_, self.n_iter_ = mean, scale, rank, len(posterior.trace)
-        self._observed, self._levels = seen.any(axis=0), levels if given["marginals"] == "ranks" else None
+        self._observed, self._levels = (
+            seen.any(axis=0),
+            levels if given["marginals"] == "ranks" else None,
+        )
         self._posterior = replace(posterior, rows=posterior.rows.prior_members())
         return self
 
@@ -130,7 +153,9 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         X = self._checked(X)
         posterior = self._posterior.copied()
         for start in range(0, len(X), _ROWS_AT_ONCE):
-            posterior = self._fold_in(self._standard(X[start : start + _ROWS_AT_ONCE]), posterior, learn=True)
+            posterior = self._fold_in(
+                self._standard(X[start : start + _ROWS_AT_ONCE]), posterior, learn=True
+            )
         self._posterior = replace(posterior, rows=posterior.rows.prior_members())
         return self
 
@@ -181,7 +206,9 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         m = validation.integer(1)("m", m)
         X = self._checked(X)
         z, holes = self._standard(X), np.isnan(X)
-        rng = np.random.default_rng(validation.draw_seed(self.random_state if random_state is None else random_state))
+        rng = np.random.default_rng(
+            validation.draw_seed(self.random_state if random_state is None else random_state)
+        )
         seen = ~np.isnan(z)
         z = np.where(seen, z, 0)
         rows, columns = np.nonzero(holes)
@@ -193,16 +220,25 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
             filled[rows, columns], _ = self._back(drawn[rows, columns], columns, None)
             yield filled
 
-    def _draws(self, z: Table, seen: npt.NDArray[np.bool_], rng: np.random.Generator) -> Iterator[Table]:
+    def _draws(
+        self, z: Table, seen: npt.NDArray[np.bool_], rng: np.random.Generator
+    ) -> Iterator[Table]:
         """Draws of the whole standardised table given its observed entries, columns from their posterior."""
         side, prior = self._posterior.columns, self._posterior.rows
         mean, k = side.mean.numpy(), prior.precision.numpy()
-        root = torch.linalg.cholesky(unpack(side.covariance).double() + 1e-12 * torch.eye(mean.shape[1])).numpy()
-        weight, start = self._posterior.noise_precision * side.weight.numpy(), k @ prior.center.double().numpy()
+        root = torch.linalg.cholesky(
+            unpack(side.covariance).double() + 1e-12 * torch.eye(mean.shape[1])
+        ).numpy()
+        weight, start = (
+            self._posterior.noise_precision * side.weight.numpy(),
+            k @ prior.center.double().numpy(),
+        )
         while True:
             drawn = mean + (root @ rng.normal(size=(*mean.shape, 1)))[:, :, 0]
             f, c = np.column_stack([drawn[:, :-1], np.ones(len(drawn))]), drawn[:, -1]
-            u = _normal(k + _outer_sums(seen * weight, f), start + (seen * (z - c) * weight) @ f, rng)
+            u = _normal(
+                k + _outer_sums(seen * weight, f), start + (seen * (z - c) * weight) @ f, rng
+            )
             yield u @ f.T + c + rng.normal(size=z.shape) / np.sqrt(weight)
 
     def _standard(self, X: Table) -> Table:
@@ -212,7 +248,9 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         z[:, ~self._observed] = np.nan
         return z
 
-    def _back(self, z: Table, columns: npt.NDArray[np.int64], std: Table | None) -> tuple[Table, Table | None]:
+    def _back(
+        self, z: Table, columns: npt.NDArray[np.int64], std: Table | None
+    ) -> tuple[Table, Table | None]:
         """Standardised values, and their standard deviations, in the units of their columns."""
         there = self._observed[columns]
 
@@ -226,23 +264,36 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
             return unit(z), self.scale_[columns] * std * there
         return unit(z), (unit(z + std) - unit(z - std)) / 2
 
-    def _fold_in(self, z: Table, known: CompletionPosterior, *, learn: bool = False) -> CompletionPosterior:
+    def _fold_in(
+        self, z: Table, known: CompletionPosterior, *, learn: bool = False
+    ) -> CompletionPosterior:
         """The posterior of these rows given the columns; with ``learn``, the columns learn from the rows as well."""
         columns = known.columns if learn else replace(known.columns)
         posterior = replace(known, rows=known.rows.prior_members(len(z)), columns=columns)
         rows, there = np.nonzero(~np.isnan(z))
         if len(rows):
             batch = Ratings(rows, there, z[rows, there], z.shape, dtype=torch.float64)
-            absorb(posterior, batch, torch.arange(len(z)), torch.arange(z.shape[1]), move=(True, learn))
+            absorb(
+                posterior, batch, torch.arange(len(z)), torch.arange(z.shape[1]), move=(True, learn)
+            )
         return posterior
 
     def _checked(self, X: Any, *, reset: bool = False, copy: bool = False) -> Table:
         if frame_kind(X) in ("pandas", "polars"):
             for name, column in columns_of(X).items():
-                if column.dtype.kind in "mM" or any(isinstance(value, str) for value in column[:1000].tolist()):
-                    raise ValueError(f"column {name!r} must hold numbers, got {column[0]!r}; encode or drop it")
+                if column.dtype.kind in "mM" or any(
+                    isinstance(value, str) for value in column[:1000].tolist()
+                ):
+                    raise ValueError(
+                        f"column {name!r} must hold numbers, got {column[0]!r}; encode or drop it"
+                    )
         return validate_data(
-            self, unmasked(X), dtype=[np.float64, np.float32], ensure_all_finite="allow-nan", reset=reset, copy=copy
+            self,
+            unmasked(X),
+            dtype=[np.float64, np.float32],
+            ensure_all_finite="allow-nan",
+            reset=reset,
+            copy=copy,
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -253,7 +304,12 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         """
         check_is_fitted(self, "mean_")
         arrays, meta = self._packed()
-        save_folder(path, KIND, arrays, meta | {"params": validation.saved_parameters(self.get_params(deep=False))})
+        save_folder(
+            path,
+            KIND,
+            arrays,
+            meta | {"params": validation.saved_parameters(self.get_params(deep=False))},
+        )
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> LowRankImputer:
@@ -273,7 +329,11 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
 
     def _packed(self) -> tuple[dict[str, Any], dict[str, Any]]:
         arrays, meta = pack_posterior(self._posterior)
-        arrays |= {"mean": self.mean_, "scale": self.scale_, "observed": self._observed.astype(np.int64)}
+        arrays |= {
+            "mean": self.mean_,
+            "scale": self.scale_,
+            "observed": self._observed.astype(np.int64),
+        }
         if self._levels is not None:
             sizes = np.array([len(level) for level in self._levels])
             arrays |= {"levels": np.concatenate(self._levels), "level_sizes": sizes}
@@ -338,7 +398,9 @@ def _chain(
     for sweep in count(1):
         u = _normal(eye[1:, 1:] + _outer_sums(seen / s, f), (seen / s * (z - c)) @ f, rng)
         one = np.column_stack([u, np.ones(len(u))])
-        found = _normal(eye + _outer_sums(seen.T / s[:, None], one), (seen * z).T @ one / s[:, None], rng)
+        found = _normal(
+            eye + _outer_sums(seen.T / s[:, None], one), (seen * z).T @ one / s[:, None], rng
+        )
         f, c = found[:, :-1], found[:, -1]
         misfit = (seen * (z - one @ found.T) ** 2).sum(axis=0)
         shape, rate = _NOISE_PRIOR[0] + seen.sum(axis=0) / 2, _NOISE_PRIOR[1] + misfit / 2
@@ -350,7 +412,9 @@ def _chain(
 def _outer_sums(weights: Table, vectors: Table) -> Table:
     """Σ_j w_ij v_j v_jᵀ for each i."""
     n, q = vectors.shape
-    return (weights @ (vectors[:, :, None] * vectors[:, None, :]).reshape(n, q * q)).reshape(-1, q, q)
+    return (weights @ (vectors[:, :, None] * vectors[:, None, :]).reshape(n, q * q)).reshape(
+        -1, q, q
+    )
 
 
 def _normal(precision: Table, pull: Table, rng: np.random.Generator) -> Table:
@@ -366,8 +430,13 @@ def _scores(X: Table, levels: Sequence[Table]) -> Table:
     for j, level in enumerate(levels):
         here = ~np.isnan(X[:, j])
         if len(level) and here.any():
-            rank = (np.searchsorted(level, X[here, j], "left") + np.searchsorted(level, X[here, j], "right")) / 2
-            found[here, j] = ndtri(rank.clip(0.5, len(level) - 0.5) / len(level)) if len(level) > 1 else 0.0
+            rank = (
+                np.searchsorted(level, X[here, j], "left")
+                + np.searchsorted(level, X[here, j], "right")
+            ) / 2
+            found[here, j] = (
+                ndtri(rank.clip(0.5, len(level) - 0.5) / len(level)) if len(level) > 1 else 0.0
+            )
     return found
 
 
@@ -400,7 +469,9 @@ class Pooled(NamedTuple):
     df: npt.NDArray[np.float64]
     missing: npt.NDArray[np.float64]
 
-    def interval(self, level: float = 0.95) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    def interval(
+        self, level: float = 0.95
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """The lower and upper ends of a confidence interval of a given probability."""
         half = student.ppf((1 + level) / 2, self.df) * self.std_error
         return self.estimate - half, self.estimate + half
@@ -428,7 +499,9 @@ def pool_estimates(estimates: Any, variances: Any, *, df_complete: float = np.in
     q, u = np.asarray(estimates, dtype=np.float64), np.asarray(variances, dtype=np.float64)
     m = len(q)
     if m < 2 or q.shape != u.shape:
-        raise ValueError(f"at least 2 estimates with as many variances are needed, got {q.shape} and {u.shape}")
+        raise ValueError(
+            f"at least 2 estimates with as many variances are needed, got {q.shape} and {u.shape}"
+        )
     within, between = u.mean(axis=0), q.var(axis=0, ddof=1)
     total = within + (1 + 1 / m) * between
     share = (1 + 1 / m) * between / np.where(total > 0, total, 1)

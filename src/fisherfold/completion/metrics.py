@@ -43,12 +43,18 @@ def interval_coverage(values: Any, predictions: Any, std: Any, level: float = 0.
     return float(np.mean(off <= ndtri((1 + level) / 2) * numbers(std, "std")))
 
 
-def calibration(values: Any, predictions: Any, std: Any, levels: Any = (0.5, 0.8, 0.9, 0.95)) -> dict[float, float]:
+def calibration(
+    values: Any, predictions: Any, std: Any, levels: Any = (0.5, 0.8, 0.9, 0.95)
+) -> dict[float, float]:
     """``interval_coverage`` for each of several levels."""
-    return {float(level): interval_coverage(values, predictions, std, float(level)) for level in levels}
+    return {
+        float(level): interval_coverage(values, predictions, std, float(level)) for level in levels
+    }
 
 
-def ranking_metrics(recommended: Any, relevant: Any, k: int = 10, *, trained: Any = None) -> dict[str, float]:
+def ranking_metrics(
+    recommended: Any, relevant: Any, k: int = 10, *, trained: Any = None
+) -> dict[str, float]:
     """Metrics of ranked lists, averaged over the rows that have relevant columns.
 
     Args:
@@ -107,10 +113,13 @@ def _per_row(gains: Floats, ideal: Floats, n_relevant: npt.NDArray[np.int64]) ->
     precision = np.cumsum(hits, axis=1) / np.arange(1, k + 1)
     first = np.where(hits.any(axis=1), 1 / (hits.argmax(axis=1) + 1), 0.0)
     return {
-        "ndcg": (gains @ discount) / (ideal @ discount), "recall": hits.sum(axis=1) / n_relevant,
-        "precision": hits.mean(axis=1), "map": (precision * hits).sum(axis=1) / np.minimum(n_relevant, k),
-        "mrr": first, "hit_rate": hits.max(axis=1),
-    }  # fmt: skip
+        "ndcg": (gains @ discount) / (ideal @ discount),
+        "recall": hits.sum(axis=1) / n_relevant,
+        "precision": hits.mean(axis=1),
+        "map": (precision * hits).sum(axis=1) / np.minimum(n_relevant, k),
+        "mrr": first,
+        "hit_rate": hits.max(axis=1),
+    }
 
 
 def _of_catalogue(listed: Any, trained: Any) -> dict[str, float]:
@@ -118,7 +127,10 @@ def _of_catalogue(listed: Any, trained: Any) -> dict[str, float]:
     index, codes = IdIndex.fit(columns)
     share = np.bincount(codes) / len(IdIndex.fit(rows)[0])
     at: Codes = index.encode(listed)
-    return {"coverage": len(np.unique(at[at >= 0])) / len(index), "novelty": float(-np.log2(share[at[at >= 0]]).mean())}
+    return {
+        "coverage": len(np.unique(at[at >= 0])) / len(index),
+        "novelty": float(-np.log2(share[at[at >= 0]]).mean()),
+    }
 
 
 def _parts(X: Any) -> tuple[Any, Any, Floats]:

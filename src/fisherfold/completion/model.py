@@ -31,7 +31,8 @@ from fisherfold.tables.ids import IdIndex
 
 UNSEEN = ("prior", "nan", "error")
 _NOT_KEPT = (
-    "this model does not keep the ratings it was fitted to; it can predict, and recommend with exclude_seen=False"
+    "this model does not keep the ratings it was fitted to; it can predict, and recommend with "
+    "exclude_seen=False"
 )
 # The furthest value in units of the scale that new ratings may have: a point estimate has no weights that doubt it.
 _FURTHEST = {"variational": 1e12, "point": 1e6}
@@ -61,10 +62,14 @@ class Seen:
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
     @classmethod
-    def from_entries(cls, rows: Codes, columns: Codes, values: npt.NDArray[np.floating], n_rows: int) -> Seen:
+    def from_entries(
+        cls, rows: Codes, columns: Codes, values: npt.NDArray[np.floating], n_rows: int
+    ) -> Seen:
         """Ratings in any order of the rows."""
         order = np.argsort(rows, kind="stable")
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=n_rows))]).astype(np.int64)
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=n_rows))]).astype(
+            np.int64
+        )
         return cls(offsets, columns.astype(np.int32)[order], values[order])
 
     def of_rows(self, rows: Codes) -> tuple[Codes, Codes]:
@@ -99,14 +104,26 @@ class CompletionModel:
 
     @classmethod
     def of(
-        cls, ids: tuple[IdIndex, IdIndex], table: Table, posterior: CompletionPosterior, inference: str,
+        cls,
+        ids: tuple[IdIndex, IdIndex],
+        table: Table,
+        posterior: CompletionPosterior,
+        inference: str,
         seen: Seen | None = None,
-    ) -> CompletionModel:  # fmt: skip
+    ) -> CompletionModel:
         """The model of a table that was fitted."""
         return cls(
-            *ids, posterior, table.center, table.scale, table.low, table.high, seen, inference, table.n_merged,
+            *ids,
+            posterior,
+            table.center,
+            table.scale,
+            table.low,
+            table.high,
+            seen,
+            inference,
+            table.n_merged,
             table.ratings.n_ratings,
-        )  # fmt: skip
+        )
 
     @property
     def device(self) -> torch.device:
@@ -149,7 +166,13 @@ class CompletionModel:
         return codes
 
     def predict(
-        self, rows: Codes, columns: Codes, *, with_std: bool = False, clip: bool = True, unseen: str = "prior",
+        self,
+        rows: Codes,
+        columns: Codes,
+        *,
+        with_std: bool = False,
+        clip: bool = True,
+        unseen: str = "prior",
         times: Floats | None = None,
     ) -> tuple[Floats, Floats | None]:
         """Predict entries by number."""
@@ -177,7 +200,9 @@ class CompletionModel:
         """The values of ordered categories."""
         assert self.posterior.ordinal is not None
         values = self.posterior.ordinal.values.double().cpu().numpy() * self.scale + self.center
-        return np.asarray(np.round(values, 9 - int(np.floor(np.log10(max(abs(self.low), abs(self.high), 1e-9))))))
+        return np.asarray(
+            np.round(values, 9 - int(np.floor(np.log10(max(abs(self.low), abs(self.high), 1e-9)))))
+        )
 
     def probabilities(self, rows: Codes, columns: Codes, times: Floats | None = None) -> Floats:
         """The probabilities of ordered categories."""
@@ -193,20 +218,30 @@ class CompletionModel:
         if times is None:
             return None
         if self.posterior.time_effects == (None, None):
-            raise ValueError("this model was fitted without times: fit it with times, or predict without them")
+            raise ValueError(
+                "this model was fitted without times: fit it with times, or predict without them"
+            )
         return torch.from_numpy(times).to(self.device)
 
     def intervals(
-        self, rows: Codes, columns: Codes, coverage: float, *, clip: bool = True, unseen: str = "prior",
+        self,
+        rows: Codes,
+        columns: Codes,
+        coverage: float,
+        *,
+        clip: bool = True,
+        unseen: str = "prior",
         times: Floats | None = None,
-    ) -> tuple[Floats, Floats]:  # fmt: skip
+    ) -> tuple[Floats, Floats]:
         """Central intervals of new values; of ordered categories whole steps."""
         tail = (1 - coverage) / 2
         if self.posterior.ordinal is not None:
             below = np.cumsum(self.probabilities(rows, columns, times), axis=1)
             low, high = ((below < q).sum(1).clip(max=below.shape[1] - 1) for q in (tail, 1 - tail))
             return self.categories[low], self.categories[high]
-        mean, std = self.predict(rows, columns, with_std=True, clip=clip, unseen=unseen, times=times)
+        mean, std = self.predict(
+            rows, columns, with_std=True, clip=clip, unseen=unseen, times=times
+        )
         assert std is not None
         half = NormalDist().inv_cdf(1 - tail) * std
         least, most = (self.low, self.high) if clip else (-np.inf, np.inf)
@@ -226,7 +261,9 @@ class CompletionModel:
             raise ValueError(_NOT_KEPT)
         return self.seen.of_rows(rows)
 
-    def with_new_rows(self, count: int, rows: Codes, columns: Codes, values: Floats) -> CompletionModel:
+    def with_new_rows(
+        self, count: int, rows: Codes, columns: Codes, values: Floats
+    ) -> CompletionModel:
         """A model of new rows, numbered from 0, and the same columns, which do not move."""
         if self.inference == "implicit":
             return self._with_new_implicit_rows(count, rows, columns, values)
@@ -238,27 +275,44 @@ class CompletionModel:
             side.set_effects = replace(known.rows.set_effects, sums=torch.zeros_like(side.mean))
         posterior = replace(known, rows=side, columns=others)
         if len(values):
-            absorb(posterior, *self._batch(rows, columns, values), move=(True, False), new_rows=True)
+            absorb(
+                posterior, *self._batch(rows, columns, values), move=(True, False), new_rows=True
+            )
         empty, unknown = side.counts == 0, known.rows.unknown_member()
         side.mean[empty], side.covariance[empty] = unknown.mean, unknown.covariance
         posterior.rows, posterior.columns = replace(side, set_effects=None), known.columns
-        return replace(self, posterior=posterior, seen=Seen.from_entries(rows, columns, values, count))
+        return replace(
+            self, posterior=posterior, seen=Seen.from_entries(rows, columns, values, count)
+        )
 
-    def _with_new_implicit_rows(self, count: int, rows: Codes, columns: Codes, values: Floats) -> CompletionModel:
+    def _with_new_implicit_rows(
+        self, count: int, rows: Codes, columns: Codes, values: Floats
+    ) -> CompletionModel:
         axes = Axis.whole(count), Axis.whole(len(self.column_ids))
         dtype = self.posterior.rows.mean.dtype
-        ratings = Ratings.over(axes, rows, columns, values, dtype=dtype, duplicates="sum", device=self.device)
-        posterior = replace(self.posterior, rows=new_rows(self.posterior, ratings, self.unobserved_weight))
-        return replace(self, posterior=posterior, seen=Seen.from_entries(rows, columns, values, count))
+        ratings = Ratings.over(
+            axes, rows, columns, values, dtype=dtype, duplicates="sum", device=self.device
+        )
+        posterior = replace(
+            self.posterior, rows=new_rows(self.posterior, ratings, self.unobserved_weight)
+        )
+        return replace(
+            self, posterior=posterior, seen=Seen.from_entries(rows, columns, values, count)
+        )
 
     def _batch(self, rows: Codes, columns: Codes, values: Floats) -> tuple[Ratings, Tensor, Tensor]:
         """New entries as a small matrix of the rows and columns that they touch."""
         i, local_rows = np.unique(rows, return_inverse=True)
         j, local_columns = np.unique(columns, return_inverse=True)
         batch = Ratings(
-            local_rows, local_columns, (values - self.center) / self.scale, (len(i), len(j)),
-            dtype=self.posterior.rows.mean.dtype, duplicates="mean", device=self.device,
-        )  # fmt: skip
+            local_rows,
+            local_columns,
+            (values - self.center) / self.scale,
+            (len(i), len(j)),
+            dtype=self.posterior.rows.mean.dtype,
+            duplicates="mean",
+            device=self.device,
+        )
         return batch, self.tensor(i), self.tensor(j)
 
     def _check_reach(self, values: Floats) -> None:
@@ -270,7 +324,9 @@ class CompletionModel:
                 f"the spread of the values so far, got {far:g}"
             )
 
-    def updated(self, rows: object, columns: object, values: Floats, settings: Settings) -> CompletionModel:
+    def updated(
+        self, rows: object, columns: object, values: Floats, settings: Settings
+    ) -> CompletionModel:
         """The model with new ratings; this one stays as it is.
 
         A few change the rows and columns that they touch; when they have become many, all ratings are gone through
@@ -279,30 +335,48 @@ class CompletionModel:
         plain = self.posterior
         extended = (plain.ordinal, *plain.time_effects, plain.rows.features, plain.columns.features)
         if any(part is not None for part in extended):
-            raise ValueError("a model with features, times or categories takes no new ratings: fit it to all of them")
+            raise ValueError(
+                "a model with features, times or categories takes no new ratings: fit it to all of them"
+            )
         old_rows, old_columns, old_values = self.given()
         row_ids, column_ids = copy.copy(self.row_ids), copy.copy(self.column_ids)
         i, j = row_ids.extend(rows, "row"), column_ids.extend(columns, "column")
         came = len(values)
-        joint = np.concatenate([old_rows, i]), np.concatenate([old_columns, j]), np.concatenate([old_values, values])
+        joint = (
+            np.concatenate([old_rows, i]),
+            np.concatenate([old_columns, j]),
+            np.concatenate([old_values, values]),
+        )
         if self.n_since_start + came >= _START_ANEW * self.n_at_start:
             return fitted(settings, (row_ids, column_ids), *joint, Extras())
         self._check_reach(values)
         new = replace(
-            self, row_ids=row_ids, column_ids=column_ids, posterior=self.posterior.copied(),
-            low=min(self.low, values.min()), high=max(self.high, values.max()),
-            n_since_start=self.n_since_start + came, n_since_look=self.n_since_look + came,
-        )  # fmt: skip
+            self,
+            row_ids=row_ids,
+            column_ids=column_ids,
+            posterior=self.posterior.copied(),
+            low=min(self.low, values.min()),
+            high=max(self.high, values.max()),
+            n_since_start=self.n_since_start + came,
+            n_since_look=self.n_since_look + came,
+        )
         posterior = new.posterior
         grow(posterior.rows, posterior.columns, len(row_ids) - len(self.row_ids))
         grow(posterior.columns, posterior.rows, len(column_ids) - len(self.column_ids))
-        if self.inference == "variational" and new.n_since_look > _LOOK_BACK * (len(joint[2]) - new.n_since_look):
+        if self.inference == "variational" and new.n_since_look > _LOOK_BACK * (
+            len(joint[2]) - new.n_since_look
+        ):
             if settings.duplicates in ("last", "sum"):
                 joint = merge(*joint, settings.duplicates)
             ratings = Ratings(
-                joint[0], joint[1], (joint[2] - self.center) / self.scale, (len(row_ids), len(column_ids)),
-                dtype=posterior.rows.mean.dtype, duplicates="mean", device=self.device,
-            )  # fmt: skip
+                joint[0],
+                joint[1],
+                (joint[2] - self.center) / self.scale,
+                (len(row_ids), len(column_ids)),
+                dtype=posterior.rows.mean.dtype,
+                duplicates="mean",
+                device=self.device,
+            )
             look_back(posterior, ratings)
             new.n_since_look = 0
         else:
@@ -314,8 +388,15 @@ class CompletionModel:
 
 
 def fitted(
-    settings: Settings, ids: tuple[IdIndex, IdIndex], rows: Codes, columns: Codes, values: Floats, extras: Extras
+    settings: Settings,
+    ids: tuple[IdIndex, IdIndex],
+    rows: Codes,
+    columns: Codes,
+    values: Floats,
+    extras: Extras,
 ) -> CompletionModel:
     """Fit a model to numbered entries."""
     table = prepare(rows, columns, values, ids, settings, extras)
-    return CompletionModel.of(ids, table, solve(table, settings), settings.inference, Seen.of(table.ratings))
+    return CompletionModel.of(
+        ids, table, solve(table, settings), settings.inference, Seen.of(table.ratings)
+    )

@@ -60,10 +60,16 @@ class Ratings:
     _counts: tuple[Tensor, Tensor]
 
     def __init__(
-        self, rows: npt.ArrayLike | Tensor, columns: npt.ArrayLike | Tensor, values: npt.ArrayLike | Tensor,
-        shape: tuple[int, int] | None = None, *, dtype: torch.dtype | None = None, duplicates: Duplicates = "error",
+        self,
+        rows: npt.ArrayLike | Tensor,
+        columns: npt.ArrayLike | Tensor,
+        values: npt.ArrayLike | Tensor,
+        shape: tuple[int, int] | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        duplicates: Duplicates = "error",
         device: torch.device | str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Sort the entries into both orders.
 
         Args:
@@ -83,9 +89,16 @@ class Ratings:
 
     @classmethod
     def over(
-        cls, axes: tuple[Axis, Axis], rows: Array, columns: Array, values: Array, *,
-        dtype: torch.dtype = torch.float32, duplicates: Duplicates = "error", device: torch.device | str | None = None,
-    ) -> Ratings:  # fmt: skip
+        cls,
+        axes: tuple[Axis, Axis],
+        rows: Array,
+        columns: Array,
+        values: Array,
+        *,
+        dtype: torch.dtype = torch.float32,
+        duplicates: Duplicates = "error",
+        device: torch.device | str | None = None,
+    ) -> Ratings:
         """Sort the entries that belong to this process, rows and columns numbered from the start of their axis."""
         new = cls.__new__(cls)
         numbers = values.astype(_DTYPES[_checked_dtype(dtype)], copy=False)
@@ -94,21 +107,31 @@ class Ratings:
         return new
 
     def _build(
-        self, entries: list[Array], axes: tuple[Axis, Axis], duplicates: str, device: torch.device | str | None
+        self,
+        entries: list[Array],
+        axes: tuple[Axis, Axis],
+        duplicates: str,
+        device: torch.device | str | None,
     ) -> None:
         if duplicates not in _RULES:
-            raise ValueError(f"duplicates must be 'error', 'mean', 'last' or 'sum', got {duplicates!r}")
+            raise ValueError(
+                f"duplicates must be 'error', 'mean', 'last' or 'sum', got {duplicates!r}"
+            )
         with _group_of(axes).together():
             if len(entries[0]) > _MAX_RATINGS:
                 raise ValueError(
                     f"one process can hold {_MAX_RATINGS} ratings, got {len(entries[0])}; use more processes"
                 )
-            by_row, by_column, merged = _sorted_both_ways(entries, (len(axes[0]), len(axes[1])), duplicates)
+            by_row, by_column, merged = _sorted_both_ways(
+                entries, (len(axes[0]), len(axes[1])), duplicates
+            )
         self._set(axes, by_row, by_column, merged)
         if device is not None and torch.device(device).type != "cpu":
             self.__dict__ |= self.to(device).__dict__
 
-    def _set(self, axes: tuple[Axis, Axis], by_row: Grouped, by_column: Grouped, merged: int) -> None:
+    def _set(
+        self, axes: tuple[Axis, Axis], by_row: Grouped, by_column: Grouped, merged: int
+    ) -> None:
         self.row_axis, self.column_axis = axes
         self.shape = axes[0].size, axes[1].size
         if axes[1].is_shared:
@@ -128,7 +151,9 @@ class Ratings:
     def like(self, rows: Tensor, columns: Tensor, values: Tensor) -> Ratings:
         """Other entries of the same matrix, numbered as in ``entries``, over the same processes."""
         entries = [part.cpu().numpy() for part in (rows, columns, values)]
-        return Ratings.over((self.row_axis, self.column_axis), *entries, dtype=self.dtype, device=self.device)
+        return Ratings.over(
+            (self.row_axis, self.column_axis), *entries, dtype=self.dtype, device=self.device
+        )
 
     @property
     def group(self) -> Group:
@@ -139,9 +164,13 @@ class Ratings:
     def T(self) -> Ratings:
         """The transposed matrix; nothing is copied."""
         return self._with(
-            shape=self.shape[::-1], by_row=self.by_column, by_column=self.by_row, row_axis=self.column_axis,
-            column_axis=self.row_axis, _counts=self._counts[::-1],
-        )  # fmt: skip
+            shape=self.shape[::-1],
+            by_row=self.by_column,
+            by_column=self.by_row,
+            row_axis=self.column_axis,
+            column_axis=self.row_axis,
+            _counts=self._counts[::-1],
+        )
 
     @property
     def n_rows(self) -> int:
@@ -206,7 +235,9 @@ class Ratings:
         entries = by_column.groups()[order], by_column.values()[order]
         by_row = Grouped(offsets, *entries, len(chosen), across=self.by_row.across)
         axis = replace(self.column_axis, size=len(columns), start=0, stop=len(chosen))
-        new = self._with(shape=(self.n_rows, len(columns)), by_row=by_row, by_column=by_column, column_axis=axis)
+        new = self._with(
+            shape=(self.n_rows, len(columns)), by_row=by_row, by_column=by_column, column_axis=axis
+        )
         new._counts = by_row.total(by_row.counts), by_column.total(by_column.counts)
         return new
 
@@ -215,7 +246,9 @@ class Ratings:
         if self.device == torch.device(device):
             return self
         counts = self._counts[0].to(device), self._counts[1].to(device)
-        return self._with(by_row=self.by_row.to(device), by_column=self.by_column.to(device), _counts=counts)
+        return self._with(
+            by_row=self.by_row.to(device), by_column=self.by_column.to(device), _counts=counts
+        )
 
     def __repr__(self) -> str:
         each = self.nbytes / max(self.by_column.n_ratings, 1)
@@ -227,7 +260,9 @@ def _group_of(axes: tuple[Axis, Axis]) -> Group:
     return next((axis.group for axis in axes if axis.is_shared), ALONE)
 
 
-def _sorted_both_ways(entries: list[Array], shape: tuple[int, int], rule: str) -> tuple[Grouped, Grouped, int]:
+def _sorted_both_ways(
+    entries: list[Array], shape: tuple[int, int], rule: str
+) -> tuple[Grouped, Grouped, int]:
     """Both orders, and how many entries were merged; rows, columns and values are taken out of the list."""
     # Three stable counting sorts: by row as they came, hence by column with rows ascending and repeated pairs next to
     # each other in the order of their arrival, hence by row with columns ascending.
@@ -259,7 +294,10 @@ def _merge(order: Any, rule: str) -> int:
         return 0
     if rule == "error":
         place = int(np.argmin(fresh))
-        row, column = int(order.indices[place]), int(np.searchsorted(order.indptr, place, side="right")) - 1
+        row, column = (
+            int(order.indices[place]),
+            int(np.searchsorted(order.indptr, place, side="right")) - 1,
+        )
         repeats = counted(repeated, "entry repeats", "entries repeat")
         raise ValueError(
             f"{repeats} a pair that was given before, the first is row {row}, column {column}; "
@@ -313,7 +351,9 @@ def _checked_dtype(dtype: torch.dtype) -> torch.dtype:
     return dtype
 
 
-def _checked_values(values: npt.ArrayLike | Tensor, dtype: torch.dtype | None) -> npt.NDArray[np.floating]:
+def _checked_values(
+    values: npt.ArrayLike | Tensor, dtype: torch.dtype | None
+) -> npt.NDArray[np.floating]:
     """Finite floating values of the wanted dtype."""
     array = _array(values)
     if array.dtype.kind not in "fiub":
@@ -325,7 +365,9 @@ def _checked_values(values: npt.ArrayLike | Tensor, dtype: torch.dtype | None) -
     return array
 
 
-def _checked_shape(rows: Array, columns: Array, values: Array, shape: tuple[int, int] | None) -> tuple[int, int]:
+def _checked_shape(
+    rows: Array, columns: Array, values: Array, shape: tuple[int, int] | None
+) -> tuple[int, int]:
     """The shape of the matrix, into which everything must fit."""
     if not rows.shape == columns.shape == values.shape:
         raise ValueError(
@@ -335,5 +377,7 @@ def _checked_shape(rows: Array, columns: Array, values: Array, shape: tuple[int,
         raise ValueError(f"there must be between 1 and {_MAX_RATINGS} ratings, got {len(rows)}")
     needed = int(rows.max()) + 1, int(columns.max()) + 1
     if shape is not None and (shape[0] < needed[0] or shape[1] < needed[1]):
-        raise ValueError(f"shape must be at least {needed} for these rows and columns, got {tuple(shape)}")
+        raise ValueError(
+            f"shape must be at least {needed} for these rows and columns, got {tuple(shape)}"
+        )
     return needed if shape is None else (int(shape[0]), int(shape[1]))

@@ -29,9 +29,15 @@ _BLOCK = 2**19  # scores at once: they stay in the cache
 
 
 def best_columns(
-    model: CompletionModel, rows: Codes, k: int, *, candidates: Codes | None = None, exclude_seen: bool = True,
-    by: str = "mean", seed: int = 0,
-) -> tuple[Codes, Codes, Floats]:  # fmt: skip
+    model: CompletionModel,
+    rows: Codes,
+    k: int,
+    *,
+    candidates: Codes | None = None,
+    exclude_seen: bool = True,
+    by: str = "mean",
+    seed: int = 0,
+) -> tuple[Codes, Codes, Floats]:
     """The columns with the largest scores for each row."""
     columns = np.arange(len(model.column_ids)) if candidates is None else candidates
     k, at = min(k, len(columns)), model.tensor(columns)
@@ -46,7 +52,11 @@ def best_columns(
         weights, levels = v[:, :-1].T.contiguous(), v[:, -1].contiguous()
     place_of = np.full(len(model.column_ids), -1)
     place_of[columns] = np.arange(len(columns))
-    blocks = np.array_split(np.arange(len(rows)), max(1, -(-len(rows) * len(columns) // _BLOCK))) if len(rows) else []
+    blocks = (
+        np.array_split(np.arange(len(rows)), max(1, -(-len(rows) * len(columns) // _BLOCK)))
+        if len(rows)
+        else []
+    )
     drawn = row_side.at(model.tensor(rows), "mean")
     if by == "sample":
         drawn = _draw(drawn, row_side.at(model.tensor(rows), "covariance"), generator)
@@ -58,7 +68,9 @@ def best_columns(
         u = drawn[part[0] : part[-1] + 1]
         scores = torch.addmm(levels, u[:, :-1], weights, out=here.scores[: len(part)])
         if by == "upper":
-            left, right = _spread_features(u, row_side.at(model.tensor(rows[part]), "covariance"), v, v_covariance)
+            left, right = _spread_features(
+                u, row_side.at(model.tensor(rows[part]), "covariance"), v, v_covariance
+            )
             scores += UPPER * (left @ right.T).clamp_(min=0).sqrt_()
         if exclude_seen:
             seen_rows, seen_columns = model.seen_by(rows[part])
@@ -91,8 +103,12 @@ def _draw(mean: Tensor, covariance: Tensor, generator: torch.Generator) -> Tenso
     """One draw of each member from its posterior; an offset that is held at zero has no variance."""
     square = unpack(covariance).double()
     jitter = 1e-10 * square.diagonal(dim1=1, dim2=2).mean(1).clamp(min=1e-30)
-    square = square + jitter[:, None, None] * torch.eye(square.shape[1], dtype=square.dtype, device=square.device)
-    normal = torch.randn(len(mean), mean.shape[1], 1, dtype=torch.float64, generator=generator).to(mean.device)
+    square = square + jitter[:, None, None] * torch.eye(
+        square.shape[1], dtype=square.dtype, device=square.device
+    )
+    normal = torch.randn(len(mean), mean.shape[1], 1, dtype=torch.float64, generator=generator).to(
+        mean.device
+    )
     return mean + (torch.linalg.cholesky(square) @ normal)[:, :, 0].to(mean)
 
 
@@ -104,10 +120,14 @@ def _spread_features(u: Tensor, rows: Tensor, v: Tensor, columns: Tensor) -> tup
     outer = y[:, i] * y[:, j]
     n_factors = u.shape[1] * (u.shape[1] - 1) // 2  # the packed block of the factors comes first
     outer[:, :n_factors] += columns[:, :n_factors]
-    return torch.cat([x[:, i] * x[:, j] * twice, rows * twice], dim=1), torch.cat([columns, outer], dim=1)
+    return torch.cat([x[:, i] * x[:, j] * twice, rows * twice], dim=1), torch.cat(
+        [columns, outer], dim=1
+    )
 
 
-def most_similar(model: CompletionModel, members: Codes, k: int, *, side: int = 1) -> tuple[Codes, Codes, Floats]:
+def most_similar(
+    model: CompletionModel, members: Codes, k: int, *, side: int = 1
+) -> tuple[Codes, Codes, Floats]:
     """The members of one side that are rated most alike.
 
     Two columns are alike if their predicted values, apart from level, are correlated over the rows of the table.
@@ -121,7 +141,9 @@ def most_similar(model: CompletionModel, members: Codes, k: int, *, side: int = 
         scores[torch.arange(len(block)), block] = -math.inf
         best, where = scores.topk(k, dim=1)
         owner = torch.arange(start, start + len(block))[:, None].expand_as(best)
-        found.append(tuple(part.reshape(-1).cpu().numpy() for part in (owner, where, best.double())))
+        found.append(
+            tuple(part.reshape(-1).cpu().numpy() for part in (owner, where, best.double()))
+        )
     return _joined(found)
 
 

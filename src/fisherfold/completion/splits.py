@@ -38,7 +38,9 @@ def time_split(times: Any, test: float = 0.1) -> tuple[Positions, Positions]:
     cut = np.sort(stamps)[len(stamps) - _count(len(stamps), test) - 1]
     held = stamps > cut
     if not held.any():
-        raise ValueError("nothing is later than the training part: too many entries share the last time")
+        raise ValueError(
+            "nothing is later than the training part: too many entries share the last time"
+        )
     return np.flatnonzero(~held), np.flatnonzero(held)
 
 

@@ -2,7 +2,15 @@
 
 from fisherfold.datasets.download import fetch
 from fisherfold.datasets.kinds import Ratings, Table, Tasks
-from fisherfold.datasets.local import data_folder, load, load_ratings, load_tasks, stack_outputs, verify, where
+from fisherfold.datasets.local import (
+    data_folder,
+    load,
+    load_ratings,
+    load_tasks,
+    stack_outputs,
+    verify,
+    where,
+)
 from fisherfold.datasets.official import load_sarcos_file
 from fisherfold.datasets.records import REGISTRY, ArrayRecord, DatasetRecord, record
 

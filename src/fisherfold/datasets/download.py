@@ -23,7 +23,9 @@ from fisherfold.progress import track
 Say = Callable[[str], object]
 
 
-def fetch(name: str, *, source: str | os.PathLike[str] | None = None, say: Say = lambda _: None) -> Path:
+def fetch(
+    name: str, *, source: str | os.PathLike[str] | None = None, say: Say = lambda _: None
+) -> Path:
     """Make a data set available, downloading it if it is nowhere yet.
 
     Args:
@@ -70,7 +72,9 @@ def _download(entry: DatasetRecord, folder: Path) -> Path:
     pooch.get_logger().setLevel("WARNING")
     # the decoded arrays are what is compared with a checksum, so that another packing of the same data passes
     try:
-        return Path(pooch.retrieve(entry.url, known_hash=None, path=folder, fname=Path(entry.url).name))
+        return Path(
+            pooch.retrieve(entry.url, known_hash=None, path=folder, fname=Path(entry.url).name)
+        )
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise ConnectionError(

@@ -23,7 +23,9 @@ class Ratings:
     values: Array  # the ratings, float64
     shape: tuple[int, int]  # the number of users and items
     timestamp: Array | None = None  # seconds since 1970, where the set has them
-    test_fold: Array | None = None  # from 1: in the test part of that official split, where the set has splits
+    test_fold: Array | None = (
+        None  # from 1: in the test part of that official split, where the set has splits
+    )
 
 
 @dataclass(frozen=True)
@@ -67,10 +69,15 @@ def decode(name: str, arrays: dict[str, Array]) -> Dataset:
         values = a["ratings_x100"][rows, cols] / 100.0
         return Ratings(rows.astype(np.int32), cols.astype(np.int32), values, (n_users, n_jokes))
     if name.startswith("movielens"):
-        users, items = (a[key].astype(np.int32) - 1 for key in ("user_id", "movie_id" if "shape" in a else "item_id"))
+        users, items = (
+            a[key].astype(np.int32) - 1
+            for key in ("user_id", "movie_id" if "shape" in a else "item_id")
+        )
         n_users, n_items = a.get("shape", (users.max() + 1, items.max() + 1))
         extra = [a[key].astype(np.int64) for key in ("timestamp", "test_fold") if key in a]
-        return Ratings(users, items, a["rating"].astype(np.float64), (int(n_users), int(n_items)), *extra)
+        return Ratings(
+            users, items, a["rating"].astype(np.float64), (int(n_users), int(n_items)), *extra
+        )
     return _tasks(a["X"].astype(np.float64), a["y"].astype(np.int64), a["task"], a)
 
 

@@ -21,16 +21,24 @@ from fisherfold.datasets.records import DatasetRecord, record
 
 Kind = TypeVar("Kind", Tasks, Ratings)
 Folder = str | os.PathLike[str] | None
-_SET_IT = "set the environment variable FISHERFOLD_DATA to the folder that holds the packed .npz files"
+_SET_IT = (
+    "set the environment variable FISHERFOLD_DATA to the folder that holds the packed .npz files"
+)
 
 
 def data_folder(folder: Folder = None) -> Path:
     """Give the folder of the packed data files, which must exist: the one given, else ``FISHERFOLD_DATA``."""
     seen = os.environ.get("FISHERFOLD_DATA", "") if folder is None else os.fspath(folder)
     if not seen:
-        raise FileNotFoundError(f"no data folder: {_SET_IT} (school.npz, jester1.npz, ...), or pass folder=")
+        raise FileNotFoundError(
+            f"no data folder: {_SET_IT} (school.npz, jester1.npz, ...), or pass folder="
+        )
     if not Path(seen).is_dir():
-        origin = "FISHERFOLD_DATA, the folder of the packed .npz data files," if folder is None else "folder"
+        origin = (
+            "FISHERFOLD_DATA, the folder of the packed .npz data files,"
+            if folder is None
+            else "folder"
+        )
         raise FileNotFoundError(f"{origin} is {seen!r}, which is not a folder")
     return Path(seen)
 
@@ -43,7 +51,11 @@ def cache_folder() -> Path:
 
     try:
         return Path(pooch.os_cache("fisherfold"))
-    except (RuntimeError, OSError, KeyError):  # a container whose user has neither a home nor an account
+    except (
+        RuntimeError,
+        OSError,
+        KeyError,
+    ):  # a container whose user has neither a home nor an account
         return Path(tempfile.gettempdir()) / "fisherfold-cache"
 
 
@@ -109,10 +121,14 @@ def check_arrays(entry: DatasetRecord, arrays: Mapping[str, Array]) -> None:
         wrong = ""
         if array.dtype != np.dtype(expected.dtype) or array.shape != expected.shape:
             wrong = f"should be {expected.dtype} {expected.shape}, got {array.dtype} {array.shape}"
-        elif (digest := hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()) != expected.sha256:
+        elif (
+            digest := hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
+        ) != expected.sha256:
             wrong = f"has the sha256 {digest}, expected {expected.sha256}"
         if wrong:
-            raise ValueError(f"{entry.name}: array {key!r} {wrong}; if a file is damaged, {_again(entry)}")
+            raise ValueError(
+                f"{entry.name}: array {key!r} {wrong}; if a file is damaged, {_again(entry)}"
+            )
 
 
 def where(name: str) -> Path | None:
@@ -162,7 +178,14 @@ def readable(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
     """Turn whatever a reader of files raises into an error that names the file."""
     try:
         yield
-    except Exception as error:  # each library has exceptions of its own for a file that it cannot read
-        if isinstance(error, (ImportError, MemoryError)) or getattr(error, "errno", None) is not None:
+    except (
+        Exception
+    ) as error:  # each library has exceptions of its own for a file that it cannot read
+        if (
+            isinstance(error, (ImportError, MemoryError))
+            or getattr(error, "errno", None) is not None
+        ):
             raise
-        raise ValueError(f"{path} cannot be read as {kind}: {error or type(error).__name__}") from error
+        raise ValueError(
+            f"{path} cannot be read as {kind}: {error or type(error).__name__}"
+        ) from error

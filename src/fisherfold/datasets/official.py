@@ -25,32 +25,43 @@ def movielens1m(path: Path) -> dict[str, Array]:
     table = _integers(text.replace(b"::", b"\t"), "ratings.dat")
     table = table[np.lexsort((table[:, 1], table[:, 0]))]
     return {
-        "user_id": table[:, 0].astype(np.uint16), "movie_id": table[:, 1].astype(np.uint16),
-        "rating": table[:, 2].astype(np.uint8), "shape": np.array([6040, 3952], dtype=np.int32),
-    }  # fmt: skip
+        "user_id": table[:, 0].astype(np.uint16),
+        "movie_id": table[:, 1].astype(np.uint16),
+        "rating": table[:, 2].astype(np.uint8),
+        "shape": np.array([6040, 3952], dtype=np.int32),
+    }
 
 
 def movielens100k(path: Path) -> dict[str, Array]:
     """Read ``ml-100k.zip`` with ``u.data`` and the five official test parts."""
     names = ["u.data", *(f"u{k}.test" for k in range(1, 6))]
-    table, *parts = [_integers(text, name) for text, name in zip(_members(path, names), names, strict=True)]
+    table, *parts = [
+        _integers(text, name) for text, name in zip(_members(path, names), names, strict=True)
+    ]
     position = {(user, item): row for row, (user, item) in enumerate(table[:, :2].tolist())}
     fold = np.zeros(len(table), dtype=np.uint8)
     for number, part in enumerate(parts, start=1):
         fold[[position[user, item] for user, item in part[:, :2].tolist()]] = number
     return {
-        "user_id": table[:, 0].astype(np.uint16), "item_id": table[:, 1].astype(np.uint16),
-        "rating": table[:, 2].astype(np.uint8), "timestamp": table[:, 3].astype(np.int32), "test_fold": fold,
-    }  # fmt: skip
+        "user_id": table[:, 0].astype(np.uint16),
+        "item_id": table[:, 1].astype(np.uint16),
+        "rating": table[:, 2].astype(np.uint8),
+        "timestamp": table[:, 3].astype(np.int32),
+        "test_fold": fold,
+    }
 
 
 def jester1(path: Path) -> dict[str, Array]:
     """Read ``jester_dataset_1_1.zip`` or its ``jester-data-1.xls``: a count and 100 ratings a row, 99 = not rated."""
     from python_calamine import CalamineWorkbook
 
-    content = _members(path, ["jester-data-1.xls"])[0] if zipfile.is_zipfile(path) else path.read_bytes()
+    content = (
+        _members(path, ["jester-data-1.xls"])[0] if zipfile.is_zipfile(path) else path.read_bytes()
+    )
     sheet = CalamineWorkbook.from_filelike(io.BytesIO(content)).get_sheet_by_index(0).to_python()
-    return {"ratings_x100": np.rint(np.array(sheet, dtype=np.float64)[:, 1:] * 100).astype(np.int16)}
+    return {
+        "ratings_x100": np.rint(np.array(sheet, dtype=np.float64)[:, 1:] * 100).astype(np.int16)
+    }
 
 
 def load_sarcos_file(path: str | Path) -> Table:
@@ -59,7 +70,9 @@ def load_sarcos_file(path: str | Path) -> Table:
     It is a MATLAB file with one matrix of 28 columns: 21 inputs, 7 torques.
     """
     if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no file {path}; SARCOS comes from http://gaussianprocess.org/gpml/data/")
+        raise FileNotFoundError(
+            f"there is no file {path}; SARCOS comes from http://gaussianprocess.org/gpml/data/"
+        )
     from scipy.io import loadmat
 
     try:
@@ -69,7 +82,9 @@ def load_sarcos_file(path: str | Path) -> Table:
     matrices = [value for value in found.values() if value.ndim == 2 and value.shape[1] == 28]
     if len(matrices) != 1:
         shapes = {key: value.shape for key, value in found.items()}
-        raise ValueError(f"{path} should hold one matrix of 28 columns (21 inputs, 7 torques), got {shapes}")
+        raise ValueError(
+            f"{path} should hold one matrix of 28 columns (21 inputs, 7 torques), got {shapes}"
+        )
     values = matrices[0].astype(np.float64)
     return Table(values[:, :21], values[:, 21:])
 
@@ -81,8 +96,11 @@ def sarcos_test(path: Path) -> dict[str, Array]:
 
 
 READERS: Mapping[str, Callable[[Path], dict[str, Array]]] = {
-    "jester1": jester1, "movielens100k": movielens100k, "movielens1m": movielens1m, "sarcos_test": sarcos_test,
-}  # fmt: skip
+    "jester1": jester1,
+    "movielens100k": movielens100k,
+    "movielens1m": movielens1m,
+    "sarcos_test": sarcos_test,
+}
 
 
 def _integers(text: bytes, what: str) -> NDArray[np.int64]:
@@ -103,7 +121,9 @@ def _members(path: Path, names: list[str]) -> list[bytes]:
             raise ValueError(
                 f"{path.name} claims more than {ARCHIVE_LIMIT / 2**20:.0f} MiB, which no official file has"
             )
-        found = {Path(i.filename).name: archive.read(i) for i in infos if Path(i.filename).name in names}
+        found = {
+            Path(i.filename).name: archive.read(i) for i in infos if Path(i.filename).name in names
+        }
     if missing := [name for name in names if name not in found]:
         raise ValueError(f"{path.name} holds no file {missing[0]}")
     return [found[name] for name in names]

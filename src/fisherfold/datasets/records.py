@@ -41,7 +41,9 @@ class DatasetRecord:
 
 
 def _records() -> dict[str, DatasetRecord]:
-    content = json.loads(resources.files("fisherfold.datasets").joinpath("records.json").read_text(encoding="utf-8"))
+    content = json.loads(
+        resources.files("fisherfold.datasets").joinpath("records.json").read_text(encoding="utf-8")
+    )
     for entry in content.values():
         for key, (dtype, shape, digest) in entry["arrays"].items():
             entry["arrays"][key] = ArrayRecord(dtype, tuple(map(int, shape.split("x"))), digest)
@@ -59,5 +61,7 @@ def record(name: str) -> DatasetRecord:
         (15362, 28)
     """
     if name not in REGISTRY:
-        raise ValueError(f"there is no data set {name!r}; the names are {', '.join(sorted(REGISTRY))}")
+        raise ValueError(
+            f"there is no data set {name!r}; the names are {', '.join(sorted(REGISTRY))}"
+        )
     return REGISTRY[name]

@@ -23,9 +23,12 @@ Floats = NDArray[np.float64]
 RANK, LEVEL = 10, 0.8
 LEAST_RATINGS = 20  # of a film that is recommended
 NEW_PERSON = {
-    "Toy Story (1995)": 5.0, "Finding Nemo (2003)": 5.0, "Shrek (2001)": 4.5, "Matrix, The (1999)": 2.0,
+    "Toy Story (1995)": 5.0,
+    "Finding Nemo (2003)": 5.0,
+    "Shrek (2001)": 4.5,
+    "Matrix, The (1999)": 2.0,
     "Silence of the Lambs, The (1991)": 1.5,
-}  # fmt: skip
+}
 _PLAIN = pl.col("title").str.replace_all(r" \([^()]*[^()\d][^()]*\)", "")
 _SPOKEN = _PLAIN.str.replace(r"^(.*), (The|A|An) (\(\d{4}\))$", "$2 $1 $3")
 
@@ -62,7 +65,11 @@ def recommend_films(ratings: pl.DataFrame, movies: pl.DataFrame, *, seed: int = 
         model = MatrixCompletion(RANK, random_state=seed).fit(ratings)
         often = ratings.group_by("movieId").len().filter(pl.col("len") >= LEAST_RATINGS)["movieId"]
         person = int(ratings.group_by("userId").len().sort("len", "userId")["userId"][-61])
-        favourites = ratings.filter(userId=person).sort("rating", "movieId", descending=[True, False]).head(6)
+        favourites = (
+            ratings.filter(userId=person)
+            .sort("rating", "movieId", descending=[True, False])
+            .head(6)
+        )
         recommended = model.recommend(person, 10, candidates=often)
         known = dict(movies.select("title", "movieId").iter_rows())
         given = {known[title]: value for title, value in NEW_PERSON.items()}
@@ -72,14 +79,24 @@ def recommend_films(ratings: pl.DataFrame, movies: pl.DataFrame, *, seed: int = 
         pairs = [(person, film) for film in recommended["movieId"]]
         mean = model.predict(pairs, return_std=True)
     return Films(
-        ratings.height, ratings["userId"].n_unique(), ratings["movieId"].n_unique(), person, accuracy,
-        _titled(favourites, movies), _with_interval(recommended, mean, movies),
-        pl.DataFrame({"title": list(NEW_PERSON), "rating": list(NEW_PERSON.values())}).with_columns(title=_SPOKEN),
-        _with_interval(new, expected, movies), held_out,
-    )  # fmt: skip
+        ratings.height,
+        ratings["userId"].n_unique(),
+        ratings["movieId"].n_unique(),
+        person,
+        accuracy,
+        _titled(favourites, movies),
+        _with_interval(recommended, mean, movies),
+        pl.DataFrame({"title": list(NEW_PERSON), "rating": list(NEW_PERSON.values())}).with_columns(
+            title=_SPOKEN
+        ),
+        _with_interval(new, expected, movies),
+        held_out,
+    )
 
 
-def _judged(train: pl.DataFrame, test: pl.DataFrame) -> tuple[pl.DataFrame, tuple[Floats, Floats, Floats]]:
+def _judged(
+    train: pl.DataFrame, test: pl.DataFrame
+) -> tuple[pl.DataFrame, tuple[Floats, Floats, Floats]]:
     y = test["rating"].to_numpy()
     rows: list[tuple[str, float, float | None, float]] = []
     for name, predict in BASELINES.items():
@@ -141,7 +158,14 @@ def _cmfrec(train: pl.DataFrame, test: pl.DataFrame) -> Floats:
     rows, columns, values = (train[c].to_numpy() for c in ("userId", "movieId", "rating"))
     rated = sparse.coo_matrix((values, (rows, columns)))
     model = cmfrec.CMF(
-        RANK, lambda_=14.0, method="als", use_cg=False, niter=10, nthreads=1, verbose=False, random_state=0
+        RANK,
+        lambda_=14.0,
+        method="als",
+        use_cg=False,
+        niter=10,
+        nthreads=1,
+        verbose=False,
+        random_state=0,
     )
     i, j = test["userId"].to_numpy(), test["movieId"].to_numpy()
     known = np.isin(i, rows) & np.isin(j, columns)
@@ -162,11 +186,15 @@ with suppress(ImportError):
 
 def _titled(frame: pl.DataFrame, movies: pl.DataFrame) -> pl.DataFrame:
     """With titles as people say them: the article in front, no second title."""
-    return frame.join(movies.select("movieId", title=_SPOKEN), on="movieId", how="left", maintain_order="left")
+    return frame.join(
+        movies.select("movieId", title=_SPOKEN), on="movieId", how="left", maintain_order="left"
+    )
 
 
 def _with_interval(found: Any, predicted: Any, movies: pl.DataFrame) -> pl.DataFrame:
     mean, std = predicted
     half = stats.norm.ppf(0.5 + LEVEL / 2) * std
     low, high = np.clip(mean - half, 0.5, 5.0), np.clip(mean + half, 0.5, 5.0)
-    return _titled(found, movies).with_columns(expected=pl.Series(mean), low=pl.Series(low), high=pl.Series(high))
+    return _titled(found, movies).with_columns(
+        expected=pl.Series(mean), low=pl.Series(low), high=pl.Series(high)
+    )

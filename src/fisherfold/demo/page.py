@@ -44,16 +44,34 @@ def draw(films: Films, networks: Sequence[Race], gradients: Sequence[Race]) -> b
         _bars(accuracy, films.accuracy)
         plot_calibration(*films.held_out, ax=calibration).set(title="Intervals hold what they say")
         for race, colour in zip(networks, COLOURS, strict=False):
-            network.plot(race.seconds, race.values, "o-", color=colour, markersize=3, label=race.method.split(",")[0])
+            network.plot(
+                race.seconds,
+                race.values,
+                "o-",
+                color=colour,
+                markersize=3,
+                label=race.method.split(",")[0],
+            )
         lowest = min(min(race.values) for race in networks)
-        network.set(title="A network with batch norm", xlabel="CPU seconds", ylabel="test accuracy, %",
-                    ylim=(max(lowest, 90) - 2, 100.2))  # fmt: skip
+        network.set(
+            title="A network with batch norm",
+            xlabel="CPU seconds",
+            ylabel="test accuracy, %",
+            ylim=(max(lowest, 90) - 2, 100.2),
+        )
         for race, colour in zip(gradients, COLOURS, strict=False):
             gradient.plot(race.seconds, race.values, color=colour, label=race.method)
-        gradient.set(title="Regression on a sphere", xlabel="seconds", ylabel="loss above the minimum", yscale="log",
-                     ylim=(None, 1e4))  # fmt: skip
+        gradient.set(
+            title="Regression on a sphere",
+            xlabel="seconds",
+            ylabel="loss above the minimum",
+            yscale="log",
+            ylim=(None, 1e4),
+        )
         for panel in (network, gradient):
-            panel.legend(frameon=False, fontsize=8, loc="lower right" if panel is network else "upper right")
+            panel.legend(
+                frameon=False, fontsize=8, loc="lower right" if panel is network else "upper right"
+            )
         for panel in (calibration, network, gradient):
             panel.grid(alpha=0.3)
         out = io.BytesIO()
@@ -68,7 +86,9 @@ def _bars(panel: Any, accuracy: pl.DataFrame) -> None:
     panel.barh(names, values, color=colours)
     panel.invert_yaxis()
     for place, value in enumerate(values):
-        panel.text(value - 0.02, place, f"{value:.3f}", va="center", ha="right", color="white", fontsize=8)
+        panel.text(
+            value - 0.02, place, f"{value:.3f}", va="center", ha="right", color="white", fontsize=8
+        )
     panel.set(title="Error on held-out ratings", xlabel="RMSE, stars")
 
 
@@ -100,5 +120,12 @@ def _ranges(frame: pl.DataFrame) -> str:
     for title, mean, low, high in frame.select("title", "expected", "low", "high").iter_rows():
         left, right, dot = (100 * (value - 0.5) / 4.5 for value in (low, high, mean))
         bar = f'<i style="left:{left:.0f}%;width:{right - left:.0f}%"></i><b style="left:{dot:.0f}%"></b>'
-        rows.append((title, round(mean, 1), f"{low:.1f} to {high:.1f}", Html(f'<span class="range">{bar}</span>')))
+        rows.append(
+            (
+                title,
+                round(mean, 1),
+                f"{low:.1f} to {high:.1f}",
+                Html(f'<span class="range">{bar}</span>'),
+            )
+        )
     return table(["film", "expected", "80 % interval", "0.5 to 5 stars"], rows, label="Recommended")

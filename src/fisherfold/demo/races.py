@@ -19,7 +19,7 @@ from fisherfold.problems import NLLProblem
 from fisherfold.solvers import GradientNorm, minimize
 from fisherfold.threads import one_thread
 
-Make = Callable[[nn.Module], Optimizer]
+Make = Callable[[nn.Module, float], Optimizer]
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,25 @@ def race_networks(*, epochs: int = 4, seeds: int = 3) -> list[Race]:
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     train, validation, test = order[:1000], order[1000:1200], order[1200:]
 
-    def run(make: Make, epochs: int, seed: int) -> tuple[list[float], list[float], float]:
+    def run(
+        make: Make, rate: float, epochs: int, seed: int
+    ) -> tuple[list[float], list[float], float]:
         torch.manual_seed(seed)
         net = _network()
-        optimizer = make(net)
+        optimizer = make(net, rate)
         batches = len(train) // 64
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(1 - step / (epochs * batches), 0.0))
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: max(1 - step / (epochs * batches), 0.0)
+        )
         seconds, accuracies, spent = [], [], 0.0
         for epoch in range(epochs):
             began = time.process_time()
             net.train()
-            shuffled = train[torch.randperm(len(train), generator=torch.Generator().manual_seed(100 * seed + epoch))]
+            shuffled = train[
+                torch.randperm(
+                    len(train), generator=torch.Generator().manual_seed(100 * seed + epoch)
+                )
+            ]
             for part in torch.split(shuffled[: 64 * batches], 64):
                 optimizer.zero_grad()
                 torch.autograd.backward(nn.functional.cross_entropy(net(x[part]), y[part]))
@@ -64,10 +72,15 @@ def race_networks(*, epochs: int = 4, seeds: int = 3) -> list[Race]:
             accuracies.append(100 * _accuracy(net, x[test], y[test]))
         return seconds, accuracies, _accuracy(net, x[validation], y[validation])
 
-    def best(name: str, make: Callable[[nn.Module, float], Optimizer], rates: Sequence[float], epochs: int) -> Race:
+    def best(
+        name: str,
+        make: Make,
+        rates: Sequence[float],
+        epochs: int,
+    ) -> Race:
         tried = []
         for rate in rates:
-            runs = [run(lambda net, rate=rate: make(net, rate), epochs, seed) for seed in range(seeds)]  # type: ignore[misc]
+            runs = [run(make, rate, epochs, seed) for seed in range(seeds)]
             seconds, values, judged = zip(*runs, strict=True)
             race = Race(f"{name} {rate:g}", _means(seconds), _means(values))
             tried.append((fmean(judged), race))
@@ -75,13 +88,27 @@ def race_networks(*, epochs: int = 4, seeds: int = 3) -> list[Race]:
 
     with one_thread():
         return [
-            best("SphereOptimizer, angle", lambda net, rate: SphereOptimizer(net, lr=rate, example_input=x[train[:16]]),
-                 (0.04, 0.08, 0.16), epochs),
-            best("SGD, rate", lambda net, rate: torch.optim.SGD(net.parameters(), rate, momentum=0.9, nesterov=True,
-                 weight_decay=5e-4), (0.03, 0.1, 0.3), epochs * 3 // 2),
-            best("AdamW, rate", lambda net, rate: torch.optim.AdamW(net.parameters(), rate), (0.003, 0.01, 0.03),
-                 epochs * 3 // 2),
-        ]  # fmt: skip
+            best(
+                "SphereOptimizer, angle",
+                lambda net, rate: SphereOptimizer(net, lr=rate, example_input=x[train[:16]]),
+                (0.04, 0.08, 0.16),
+                epochs,
+            ),
+            best(
+                "SGD, rate",
+                lambda net, rate: torch.optim.SGD(
+                    net.parameters(), rate, momentum=0.9, nesterov=True, weight_decay=5e-4
+                ),
+                (0.03, 0.1, 0.3),
+                epochs * 3 // 2,
+            ),
+            best(
+                "AdamW, rate",
+                lambda net, rate: torch.optim.AdamW(net.parameters(), rate),
+                (0.003, 0.01, 0.03),
+                epochs * 3 // 2,
+            ),
+        ]
 
 
 def _means(curves: Iterable[Sequence[float]]) -> list[float]:
@@ -90,9 +117,16 @@ def _means(curves: Iterable[Sequence[float]]) -> list[float]:
 
 def _network() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten(), nn.Linear(512, 10),
-    )  # fmt: skip
+        nn.Conv2d(1, 16, 3, padding=1, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1, bias=False),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(512, 10),
+    )
 
 
 @torch.no_grad()
@@ -117,8 +151,20 @@ def race_gradients(*, seed: int = 0) -> list[Race]:
     least = float(problem.likelihood.nll(y, y).mean())
     races = []
     with one_thread():
-        for name, method in (("natural gradient", "rngd"), ("conjugate gradient", "rcg"), ("gradient", "rgd")):
-            minimize(problem, start, method, max_iter=1)  # what is loaded by the first call is not part of the race
+        for name, method in (
+            ("natural gradient", "rngd"),
+            ("conjugate gradient", "rcg"),
+            ("gradient", "rgd"),
+        ):
+            minimize(
+                problem, start, method, max_iter=1
+            )  # what is loaded by the first call is not part of the race
             trace = minimize(problem, start, method, max_iter=300, stop=GradientNorm(1e-10)).trace
-            races.append(Race(name, list(trace["seconds"]), [max(loss - least, 1e-18) for loss in trace["loss"]]))
+            races.append(
+                Race(
+                    name,
+                    list(trace["seconds"]),
+                    [max(loss - least, 1e-18) for loss in trace["loss"]],
+                )
+            )
     return races

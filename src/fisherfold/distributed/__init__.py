@@ -5,6 +5,14 @@ from fisherfold.distributed.group import ALONE, Content, Group, RankLost, curren
 from fisherfold.distributed.launch import TIMEOUT, joined, under_torchrun
 
 __all__ = [
-    "ALONE", "TIMEOUT", "Axis", "Content", "Group", "RankLost", "balanced_cuts", "current_group", "joined",
+    "ALONE",
+    "TIMEOUT",
+    "Axis",
+    "Content",
+    "Group",
+    "RankLost",
+    "balanced_cuts",
+    "current_group",
+    "joined",
     "under_torchrun",
-]  # fmt: skip
+]

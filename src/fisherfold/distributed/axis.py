@@ -107,7 +107,9 @@ class Axis:
 
         ``generator``: the source of randomness, in the same state on every process.
         """
-        drawn = torch.randn(self.size, width, generator=generator, dtype=torch.float64, device="cpu")
+        drawn = torch.randn(
+            self.size, width, generator=generator, dtype=torch.float64, device="cpu"
+        )
         return self.part(drawn).contiguous()
 
     def orthonormal(self, x: Tensor) -> Tensor:

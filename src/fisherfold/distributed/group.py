@@ -64,7 +64,9 @@ class Group:
         self.size: int = distributed.get_world_size(process_group)
         self.rank: int = distributed.get_rank(process_group)
         if self.rank < 0:
-            raise ValueError("this process is not a member of the process_group: only its members can share the fit")
+            raise ValueError(
+                "this process is not a member of the process_group: only its members can share the fit"
+            )
         if distributed.get_backend(process_group) == "nccl":
             raise ValueError(
                 "the group has the backend nccl alone, which carries no tensors of a CPU: start torch.distributed with "
@@ -76,7 +78,9 @@ class Group:
             with contextlib.suppress(Exception):  # private to torch; without it nobody is named
                 store = distributed.distributed_c10d._get_default_store()
                 self._store = PrefixStore(f"fisherfold/group {next(_NUMBERS)}", store)
-                threading.Thread(target=_watch, args=(weakref.ref(self),), daemon=True, name="fisherfold-watch").start()
+                threading.Thread(
+                    target=_watch, args=(weakref.ref(self),), daemon=True, name="fisherfold-watch"
+                ).start()
 
     @property
     def is_first(self) -> bool:
@@ -141,7 +145,11 @@ class Group:
             received = rows.new_empty((sum(back), *rows.shape[1:]))
             with self._guarded():
                 distributed.all_to_all_single(
-                    received, torch.cat(out).contiguous(), back, list(map(len, out)), group=self._handle
+                    received,
+                    torch.cat(out).contiguous(),
+                    back,
+                    list(map(len, out)),
+                    group=self._handle,
                 )
             for source, piece in enumerate(torch.split(received, back)):
                 arrived[source].append(piece)
@@ -189,7 +197,9 @@ class Group:
         # one small sum where nothing is wrong, as is usual
         if not int(self.sum(torch.tensor(int(fault is not None)))):
             return
-        for rank, report in enumerate(self.gather_objects(None if fault is None else (_kind(fault), str(fault)))):
+        for rank, report in enumerate(
+            self.gather_objects(None if fault is None else (_kind(fault), str(fault)))
+        ):
             if report is not None:
                 raise report[0](f"rank {rank}: {report[1]}") from fault
 
@@ -276,5 +286,7 @@ def current_group(process_group: Any = None) -> Group:
     ``torch.distributed`` is not initialised.
     """
     if not (distributed.is_available() and distributed.is_initialized()):
-        raise ValueError("a distributed fit needs torch.distributed.init_process_group, and a start with torchrun")
+        raise ValueError(
+            "a distributed fit needs torch.distributed.init_process_group, and a start with torchrun"
+        )
     return Group(process_group)

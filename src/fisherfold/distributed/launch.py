@@ -43,7 +43,9 @@ def joined(timeout: float = TIMEOUT) -> Iterator[Group]:
         yield ALONE
         return
     if distributed.is_initialized():
-        raise ValueError("torch.distributed is initialised already: share the fit as it is, without joined()")
+        raise ValueError(
+            "torch.distributed is initialised already: share the fit as it is, without joined()"
+        )
     _meet(timeout)
     try:
         yield Group()
@@ -62,7 +64,10 @@ def _meet(seconds: float) -> None:
     place = f"rank {rank} of {world} has not met the others at {os.environ['MASTER_ADDR']}:{port}"
     hint = "if this process is to work alone, take RANK and WORLD_SIZE, which it has inherited, out of its environment"
     waiting = threading.Timer(
-        _PATIENCE, lambda: print(f"{place} after {_PATIENCE:.0f} s, and waits on; {hint}", file=sys.stderr, flush=True)
+        _PATIENCE,
+        lambda: print(
+            f"{place} after {_PATIENCE:.0f} s, and waits on; {hint}", file=sys.stderr, flush=True
+        ),
     )
     waiting.daemon = True
     waiting.start()
@@ -72,11 +77,17 @@ def _meet(seconds: float) -> None:
         timeout = timedelta(seconds=seconds)
         hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         plain = TCPStore(
-            os.environ["MASTER_ADDR"], port, world_size=world, is_master=rank == 0 and not hosted, timeout=timeout
+            os.environ["MASTER_ADDR"],
+            port,
+            world_size=world,
+            is_master=rank == 0 and not hosted,
+            timeout=timeout,
         )
         start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = PrefixStore(f"fisherfold/start {start}", plain)
-        distributed.init_process_group(_backend(), store=store, rank=rank, world_size=world, timeout=timeout)
+        distributed.init_process_group(
+            _backend(), store=store, rank=rank, world_size=world, timeout=timeout
+        )
     except (distributed.DistError, TimeoutError) as error:
         reason = str(error).splitlines()[0]
         raise RankLost(f"{place} within {seconds:g} s ({reason}); {hint}", []) from error
@@ -86,7 +97,10 @@ def _meet(seconds: float) -> None:
 
 def _backend() -> str:
     """NCCL for tensors of GPUs if every process of this host has one, which becomes its current device."""
-    mine, here = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
+    mine, here = (
+        int(os.environ.get("LOCAL_RANK", "0")),
+        int(os.environ.get("LOCAL_WORLD_SIZE", "0")),
+    )
     if not (0 < here <= torch.cuda.device_count() and distributed.is_nccl_available()):
         return "gloo"
     torch.cuda.set_device(mine)

@@ -72,7 +72,9 @@ def conjugate_gradients(
         run.measure()
         if run.curvature or not run.left < before / 2:
             # without damping F is singular to rounding where x grows and r does not fall
-            run.curvature = run.curvature or ("zero" if damping == 0 and run.left > rtol * run.size else "")
+            run.curvature = run.curvature or (
+                "zero" if damping == 0 and run.left > rtol * run.size else ""
+            )
             break
         before = run.left
     x = scale(unit, run.project(run.x))
@@ -117,7 +119,11 @@ class _Run:
         """Make steps until the residual is small, or no larger than what rounding may have made of it."""
         z, self.drift, count = self.precondition(), 0.0, 0
         p, rz, plain, like = z, self.inner(self.r, z), z is self.r, flatten(self.r)
-        room = min(self.max_iter, KEPT_ENTRIES_UP_TO // len(like)) if self.operator.manifold.ambient_metric else 0
+        room = (
+            min(self.max_iter, KEPT_ENTRIES_UP_TO // len(like))
+            if self.operator.manifold.ambient_metric
+            else 0
+        )
         kept = like.new_empty(room, len(like))
         solved = kept if plain else torch.empty_like(kept)
         while self.left > goal and self.drift <= self.left and self.products < self.max_iter:
@@ -151,7 +157,9 @@ class _Run:
                 self.drift = math.hypot(self.drift, float(parts.norm()))
             self.r = self.project(self.r)
             self.left = self.length(self.r)
-            self.drift = math.hypot(self.drift, self.eps * self.steepest * self.length(self.x), self.eps * self.left)
+            self.drift = math.hypot(
+                self.drift, self.eps * self.steepest * self.length(self.x), self.eps * self.left
+            )
             z = self.precondition()
             before, rz = rz, self.inner(self.r, z)
             p = combine(1.0, z, rz / before, p)

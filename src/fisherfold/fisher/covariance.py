@@ -21,7 +21,15 @@ from torch import Tensor
 from fisherfold.fisher.blocks import rounding_share
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.fisher.solve import coordinates, in_basis, tangent_basis
-from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, flatten, tolerance, unflatten
+from fisherfold.manifolds.base import (
+    Manifold,
+    Point,
+    Tangent,
+    arranged,
+    flatten,
+    tolerance,
+    unflatten,
+)
 from fisherfold.warn import warn
 
 LARGEST = 4096  # dimensions for which matrices are formed
@@ -89,7 +97,9 @@ class Covariance:
     def distance(self, x: Point) -> float:
         """cᵀC⁻¹c of the coordinates c of log_x̂(x): on average ``dim`` at the truth."""
         v = self.manifold.log(self.point, x)
-        c = torch.stack([self.manifold.inner(self.point, unflatten(b, self.point), v) for b in self.basis])
+        c = torch.stack(
+            [self.manifold.inner(self.point, unflatten(b, self.point), v) for b in self.basis]
+        )
         values, vectors = torch.linalg.eigh(self.matrix)
         keep = values > values.max() * rounding_share(len(values), values.dtype)
         return float(((vectors.mT @ c)[keep].square() / values[keep]).sum())
@@ -101,7 +111,9 @@ class Covariance:
         """
         return self.distance(x) <= self._radius(level) ** 2
 
-    def boundary(self, count: int = 100, level: float = 0.9, *, generator: torch.Generator | None = None) -> Point:
+    def boundary(
+        self, count: int = 100, level: float = 0.9, *, generator: torch.Generator | None = None
+    ) -> Point:
         """Points on the boundary of the confidence region, for drawing it: a closed curve for dimension 2.
 
         ``level``: as of ``contains``. ``generator``: of the directions in more than two dimensions.
@@ -112,7 +124,9 @@ class Covariance:
             angle = torch.linspace(0, 2 * math.pi, count, dtype=values.dtype)
             directions = torch.stack([angle.cos(), angle.sin()], 1).to(values)
         else:
-            directions = torch.randn(count, dim, generator=generator, dtype=values.dtype, device=values.device)
+            directions = torch.randn(
+                count, dim, generator=generator, dtype=values.dtype, device=values.device
+            )
             directions = directions / directions.norm(dim=1, keepdim=True)
         c = self._radius(level) * (directions * values.clamp(min=0).sqrt()) @ vectors.mT
         v = unflatten(c @ self.basis, self.point)
@@ -128,7 +142,11 @@ class Covariance:
 
 
 def covariance(
-    operator: FisherOperator, count: float, *, gradient: Tangent, scores: FisherOperator | None = None
+    operator: FisherOperator,
+    count: float,
+    *,
+    gradient: Tangent,
+    scores: FisherOperator | None = None,
 ) -> Covariance:
     """The covariance of a maximum-likelihood estimate from the Fisher information at it.
 
@@ -138,7 +156,9 @@ def covariance(
     """
     manifold, point = operator.manifold, operator.point
     if manifold.dim > LARGEST:
-        raise ValueError(f"a covariance forms a matrix of the dimension of the manifold, {manifold.dim} > {LARGEST}")
+        raise ValueError(
+            f"a covariance forms a matrix of the dimension of the manifold, {manifold.dim} > {LARGEST}"
+        )
     basis = tangent_basis(manifold, point).mT
     information = in_basis(operator, basis)
     if not bool(torch.isfinite(information).all()):
@@ -156,7 +176,12 @@ def covariance(
     matrix = inverse = (vectors[:, keep] / values[keep]) @ vectors[:, keep].mT
     if scores is not None:
         matrix = inverse @ in_basis(scores, basis) @ inverse
-    step = inverse @ coordinates(manifold, point, basis, flatten(arranged(gradient, manifold.point_shape))[None])[0]
+    step = (
+        inverse
+        @ coordinates(
+            manifold, point, basis, flatten(arranged(gradient, manifold.point_shape))[None]
+        )[0]
+    )
     # the length of the step to the minimum over the standard error in its direction
     ahead = float(step @ step) / math.sqrt(abs(float(step @ matrix @ step)) / count or math.inf)
     if ahead > NO_MINIMUM:

@@ -25,7 +25,9 @@ from fisherfold.fisher.likelihoods import (
     _per_sample,
 )
 
-_NODES = 120  # of the quadrature for directions, over 16 standard deviations to both sides of its peak
+_NODES = (
+    120  # of the quadrature for directions, over 16 standard deviations to both sides of its peak
+)
 _FAR = 1e4  # stands for an infinite threshold, where derivatives would be NaN
 
 
@@ -42,7 +44,9 @@ class StudentT(Likelihood):
 
     @override
     def nll(self, z: Tensor, y: Tensor) -> Tensor:
-        return _per_sample((self.df + 1) / 2 * torch.log1p(((y - z) / self.scale).square() / self.df))
+        return _per_sample(
+            (self.df + 1) / 2 * torch.log1p(((y - z) / self.scale).square() / self.df)
+        )
 
     @override
     def fisher_weight(self, z: Tensor) -> Tensor:
@@ -93,7 +97,9 @@ class HeteroscedasticGaussian(Likelihood):
     @override
     def check_targets(self, y: Tensor, z: Tensor) -> None:
         if z.ndim < 2 or z.shape[-1] != 2:
-            raise ValueError(f"the model must return (mean, log variance) in its last dimension, got {tuple(z.shape)}")
+            raise ValueError(
+                f"the model must return (mean, log variance) in its last dimension, got {tuple(z.shape)}"
+            )
         _check_real(y, tuple(z.shape[:-1]))
 
     @override
@@ -109,7 +115,9 @@ class HeteroscedasticGaussian(Likelihood):
     @override
     def kl(self, z: Tensor, other: Tensor) -> Tensor:
         mean, change = other[..., 0] - z[..., 0], other[..., 1] - z[..., 1]
-        return _per_sample(change + torch.expm1(-change) + mean.square() * (-other[..., 1]).exp()) / 2
+        return (
+            _per_sample(change + torch.expm1(-change) + mean.square() * (-other[..., 1]).exp()) / 2
+        )
 
     @override
     def sample(self, z: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
@@ -128,8 +136,14 @@ class OrderedProbit(Likelihood):
 
     def __init__(self, thresholds: Sequence[float] | Tensor) -> None:
         inner = torch.as_tensor(thresholds, dtype=torch.float64, device="cpu")
-        if inner.ndim != 1 or not len(inner) or not bool((inner.diff() > 0).all() and torch.isfinite(inner).all()):
-            raise ValueError(f"thresholds must be finite numbers in increasing order, got {thresholds}")
+        if (
+            inner.ndim != 1
+            or not len(inner)
+            or not bool((inner.diff() > 0).all() and torch.isfinite(inner).all())
+        ):
+            raise ValueError(
+                f"thresholds must be finite numbers in increasing order, got {thresholds}"
+            )
         self.thresholds = inner
 
     def _bounds(self, z: Tensor) -> Tensor:
@@ -148,7 +162,9 @@ class OrderedProbit(Likelihood):
         super().check_targets(y, z)
         _check_counts(y, "ordered probit")
         if y.numel() and int(y.max()) > len(self.thresholds):
-            raise ValueError(f"y must lie in 0..{len(self.thresholds)}, got a category {int(y.max())}")
+            raise ValueError(
+                f"y must lie in 0..{len(self.thresholds)}, got a category {int(y.max())}"
+            )
 
     @override
     def nll(self, z: Tensor, y: Tensor) -> Tensor:
@@ -213,7 +229,12 @@ class VonMisesFisher(ExponentialFamily):
         first = (p * short).sum(-1, keepdim=True)
         spread = (p * (short - first).square()).sum(-1, keepdim=True)
         across = (p * square).sum(-1, keepdim=True) / (self.d - 1)
-        return torch.where(kappa > 0, z / torch.where(kappa > 0, kappa, 1.0), 0.0), 1 - first, spread, across
+        return (
+            torch.where(kappa > 0, z / torch.where(kappa > 0, kappa, 1.0), 0.0),
+            1 - first,
+            spread,
+            across,
+        )
 
     @override
     def log_partition(self, z: Tensor) -> Tensor:
@@ -239,7 +260,9 @@ class VonMisesFisher(ExponentialFamily):
         super().check_targets(y, z)
         off = float((y.square().sum(-1) - 1).abs().max())
         if off > 1e-3:
-            raise ValueError(f"y must hold unit vectors for a von Mises-Fisher likelihood, got |y|² off by {off:.1e}")
+            raise ValueError(
+                f"y must hold unit vectors for a von Mises-Fisher likelihood, got |y|² off by {off:.1e}"
+            )
 
     @override
     def sample(self, z: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
@@ -259,8 +282,12 @@ class VonMisesFisher(ExponentialFamily):
             ratio = (short0 + (1 - short0) * trial) / (short0 * (2 - short0))
             good = waiting & (kappa * (short0 - trial) + (d - 1) * ratio.log() >= u.log())
             short, waiting = torch.where(good, trial, short), waiting & ~good
-        axis = torch.where(kappa[:, None] > 0, flat / torch.where(kappa > 0, kappa, 1.0)[:, None], 0.0)
-        axis = torch.where(kappa[:, None] > 0, axis, functional.normalize(_normal(flat, generator), dim=-1))
+        axis = torch.where(
+            kappa[:, None] > 0, flat / torch.where(kappa > 0, kappa, 1.0)[:, None], 0.0
+        )
+        axis = torch.where(
+            kappa[:, None] > 0, axis, functional.normalize(_normal(flat, generator), dim=-1)
+        )
         across = _normal(flat, generator)
         across = functional.normalize(across - (across * axis).sum(-1, keepdim=True) * axis, dim=-1)
         across = (short * (2 - short)).clamp(min=0).sqrt()[:, None] * across

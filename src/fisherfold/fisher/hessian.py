@@ -16,7 +16,16 @@ from typing_extensions import override
 
 from fisherfold.fisher.jacobian import Graph, record
 from fisherfold.fisher.operators import FisherOperator
-from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, combine, leaves, rebuilt, tree_map
+from fisherfold.manifolds.base import (
+    Manifold,
+    Point,
+    Tangent,
+    arranged,
+    combine,
+    leaves,
+    rebuilt,
+    tree_map,
+)
 
 
 class Hessian(FisherOperator):
@@ -45,10 +54,14 @@ class Hessian(FisherOperator):
         variables, value = graph or record(loss, point)
         self._variables = leaves(arranged(variables, self.point))
         if not value.requires_grad:
-            raise ValueError("the loss must be a torch function of theta to have a Hessian, but it has no gradient")
+            raise ValueError(
+                "the loss must be a torch function of theta to have a Hessian, but it has no gradient"
+            )
         if gradients is None:
             with torch.enable_grad():
-                gradients = torch.autograd.grad(value, self._variables, create_graph=True, materialize_grads=True)
+                gradients = torch.autograd.grad(
+                    value, self._variables, create_graph=True, materialize_grads=True
+                )
         self._gradients = gradients
         self._egrad = rebuilt((gradient.detach() for gradient in self._gradients), self.point)
 
@@ -59,11 +72,15 @@ class Hessian(FisherOperator):
         pairs = [(g, t) for g, t in zip(self._gradients, leaves(v), strict=True) if g.requires_grad]
         if pairs:
             gradients, along = zip(*pairs, strict=True)
-            parts = torch.autograd.grad(gradients, self._variables, along, retain_graph=True, materialize_grads=True)
+            parts = torch.autograd.grad(
+                gradients, self._variables, along, retain_graph=True, materialize_grads=True
+            )
             ehess = rebuilt(parts, self.point)
         else:
             ehess = tree_map(torch.zeros_like, self.point)
-        return self.manifold._hessian(self.point, self._egrad, ehess, v)  # the hook: all has been checked before
+        return self.manifold._hessian(
+            self.point, self._egrad, ehess, v
+        )  # the hook: all has been checked before
 
 
 class PriorFisher(FisherOperator):
@@ -79,7 +96,9 @@ class PriorFisher(FisherOperator):
 
     approximates = "F^R plus the Riemannian Hessian of minus the logarithm of the prior density"
 
-    def __init__(self, data: FisherOperator, prior: Callable[[Point], Tensor], scale: float) -> None:
+    def __init__(
+        self, data: FisherOperator, prior: Callable[[Point], Tensor], scale: float
+    ) -> None:
         super().__init__(data.manifold, data.point)
         self.data, self.scale, self.preconditioner = data, scale, data
         self.prior = Hessian(data.manifold, self.point, prior)

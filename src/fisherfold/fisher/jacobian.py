@@ -21,7 +21,16 @@ from typing_extensions import override
 
 from fisherfold.fisher.likelihoods import Likelihood
 from fisherfold.fisher.operators import FisherOperator
-from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, flatten, leaves, rebuilt, tree_map
+from fisherfold.manifolds.base import (
+    Manifold,
+    Point,
+    Tangent,
+    arranged,
+    flatten,
+    leaves,
+    rebuilt,
+    tree_map,
+)
 
 Graph: TypeAlias = "tuple[Point, Tensor]"
 
@@ -29,7 +38,9 @@ Graph: TypeAlias = "tuple[Point, Tensor]"
 def record(outputs: Callable[[Point], Tensor], point: Point) -> Graph:
     """Evaluate a model and keep its graph."""
     if torch.is_inference_mode_enabled():
-        raise RuntimeError("there are no gradients inside torch.inference_mode(); leave it, no_grad() does no harm")
+        raise RuntimeError(
+            "there are no gradients inside torch.inference_mode(); leave it, no_grad() does no harm"
+        )
     variables = tree_map(lambda leaf: leaf.detach().requires_grad_(), point)
     # by plain kernels: what is fused for speed (attention) cannot be differentiated twice
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
@@ -85,7 +96,9 @@ class JacobianFisher(FisherOperator):
             with torch.enable_grad():
                 self._transposed = seed, self._backward(seed, create_graph=True)
         seed, gradients = self._transposed
-        (product,) = torch.autograd.grad(gradients, seed, leaves(arranged(v, self.point)), retain_graph=True)
+        (product,) = torch.autograd.grad(
+            gradients, seed, leaves(arranged(v, self.point)), retain_graph=True
+        )
         return product
 
     def _backward(self, w: Tensor, *, create_graph: bool = False) -> list[Tensor]:
@@ -94,7 +107,12 @@ class JacobianFisher(FisherOperator):
             return [torch.zeros_like(leaf) for leaf in variables]
         return list(
             torch.autograd.grad(
-                self._graph, variables, w, retain_graph=True, create_graph=create_graph, materialize_grads=True
+                self._graph,
+                variables,
+                w,
+                retain_graph=True,
+                create_graph=create_graph,
+                materialize_grads=True,
             )
         )
 
@@ -111,7 +129,8 @@ class JacobianFisher(FisherOperator):
     def rows(self) -> Tensor:
         factor = self._output_factor() / self.n_samples**0.5
         stacked = tree_map(
-            lambda leaf: torch.einsum("nqr,nq...->nr...", factor, leaf).flatten(0, 1), self._jacobian()
+            lambda leaf: torch.einsum("nqr,nq...->nr...", factor, leaf).flatten(0, 1),
+            self._jacobian(),
         )
         tangent = self.manifold.project(self.point, stacked)
         return flatten(tangent, batch=1)
@@ -197,7 +216,9 @@ class EmpiricalFisher(_ScoreFisher):
         **options: as of ``ExactFisher``.
     """
 
-    approximates = "the observed second moment of the gradients (REFIM), not an expectation over the model"
+    approximates = (
+        "the observed second moment of the gradients (REFIM), not an expectation over the model"
+    )
 
     def __init__(self, *args: Any, y: Tensor, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -208,4 +229,6 @@ class EmpiricalFisher(_ScoreFisher):
 def score(likelihood: Likelihood, z: Tensor, y: Tensor) -> Tensor:
     """The derivative of the negative log-likelihood in its natural parameter, sample by sample."""
     derivative = torch.func.grad(lambda t: likelihood.nll(t, y).sum())(z)
-    return cast("Tensor", derivative).flatten(1) if z.ndim > 1 else cast("Tensor", derivative)[:, None]
+    return (
+        cast("Tensor", derivative).flatten(1) if z.ndim > 1 else cast("Tensor", derivative)[:, None]
+    )

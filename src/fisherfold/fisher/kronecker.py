@@ -52,10 +52,17 @@ class KroneckerFisher(FisherOperator):
     ) -> None:
         super().__init__(manifold, point)
         if point.ndim != 2:
-            raise ValueError(f"a Kronecker Fisher needs a matrix as its point, got shape {tuple(point.shape)}")
-        for name, factor, size in (("left", left, point.shape[0]), ("right", right, point.shape[1])):
+            raise ValueError(
+                f"a Kronecker Fisher needs a matrix as its point, got shape {tuple(point.shape)}"
+            )
+        for name, factor, size in (
+            ("left", left, point.shape[0]),
+            ("right", right, point.shape[1]),
+        ):
             if factor is not None and factor.shape != (size, size):
-                raise ValueError(f"{name} must have shape ({size}, {size}), got {tuple(factor.shape)}")
+                raise ValueError(
+                    f"{name} must have shape ({size}, {size}), got {tuple(factor.shape)}"
+                )
         if left is not None and manifold.projector_side == "left":
             left = _complement(point, left)
         self.left, self.right, self.keep_trace = left, right, keep_trace
@@ -65,7 +72,9 @@ class KroneckerFisher(FisherOperator):
         self._eigen: tuple[_Spectrum, _Spectrum] | None = None
 
     @classmethod
-    def from_gradients(cls, manifold: Manifold, point: Tensor, gradients: Tensor) -> KroneckerFisher:
+    def from_gradients(
+        cls, manifold: Manifold, point: Tensor, gradients: Tensor
+    ) -> KroneckerFisher:
         """The two second moments of the gradients, scaled to keep the trace.
 
         F ≈ E[Mᵀ M] ⊗ E[M Mᵀ] / E‖M‖² for gradients M: exact when E[vec M vec Mᵀ] is a Kronecker product.
@@ -87,7 +96,9 @@ class KroneckerFisher(FisherOperator):
         turn = self.manifold.alignment(self.point, batch.point)
         left = _moved(self.left, anchor_batch.left, batch.left, weight, None)
         right = _moved(self.right, anchor_batch.right, batch.right, weight, turn)
-        return KroneckerFisher(self.manifold, batch.point, left=left, right=right, keep_trace=self.keep_trace)
+        return KroneckerFisher(
+            self.manifold, batch.point, left=left, right=right, keep_trace=self.keep_trace
+        )
 
     @property
     @override
@@ -126,7 +137,10 @@ class KroneckerFisher(FisherOperator):
     def _spectra(self) -> tuple[_Spectrum, _Spectrum]:
         if self._eigen is None:
             ones = torch.ones_like(self.point)
-            self._eigen = _spectrum(self.left, self.factor, ones[:, 0]), _spectrum(self.right, 1.0, ones[0])
+            self._eigen = (
+                _spectrum(self.left, self.factor, ones[:, 0]),
+                _spectrum(self.right, 1.0, ones[0]),
+            )
         return self._eigen
 
     def _is_singular(self, damping: float) -> bool:
@@ -164,7 +178,11 @@ def _complement(frame: Tensor, factor: Tensor) -> Tensor:
 
 
 def _moved(
-    anchor: Tensor | None, anchor_batch: Tensor | None, batch: Tensor | None, weight: float, turn: Tensor | None
+    anchor: Tensor | None,
+    anchor_batch: Tensor | None,
+    batch: Tensor | None,
+    weight: float,
+    turn: Tensor | None,
 ) -> Tensor | None:
     if anchor is None or anchor_batch is None or batch is None:
         return None

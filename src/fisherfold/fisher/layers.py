@@ -74,22 +74,35 @@ def layer_fisher(
     watch = _Watch({"": variables} if isinstance(variables, Tensor) else variables)
     with torch.enable_grad(), watch:
         z = outputs(variables)
-    root = torch.ones(len(z), dtype=z.dtype, device=z.device) if weights is None else weights.sqrt().to(z.dtype)
+    root = (
+        torch.ones(len(z), dtype=z.dtype, device=z.device)
+        if weights is None
+        else weights.sqrt().to(z.dtype)
+    )
     sensitivities: dict[str, list[Tensor]] = {name: [] for name in watch.names}
     for _ in range(draws):
         fixed = z.detach()
         targets = likelihood.sample(fixed, generator=generator)
         seed = (score(likelihood, fixed, targets) * root[:, None]).reshape(z.shape)
         wanted = [watch.calls[name][1] for name in watch.names]
-        for name, g in zip(watch.names, torch.autograd.grad(z, wanted, seed, retain_graph=True), strict=True):
+        for name, g in zip(
+            watch.names, torch.autograd.grad(z, wanted, seed, retain_graph=True), strict=True
+        ):
             sensitivities[name].append(g)
-    blocks = {name: _block(manifold, point, watch, name, torch.stack(sensitivities[name])) for name in watch.names}
-    return blocks[""] if isinstance(point, Tensor) else BlockFisher(_product(manifold), point, blocks)
+    blocks = {
+        name: _block(manifold, point, watch, name, torch.stack(sensitivities[name]))
+        for name in watch.names
+    }
+    return (
+        blocks[""] if isinstance(point, Tensor) else BlockFisher(_product(manifold), point, blocks)
+    )
 
 
 def _product(manifold: Manifold) -> Product:
     if not isinstance(manifold, Product):
-        raise ValueError(f"layer factors of several parameters need a Product manifold, got {manifold!r}")
+        raise ValueError(
+            f"layer factors of several parameters need a Product manifold, got {manifold!r}"
+        )
     return manifold
 
 
@@ -117,7 +130,9 @@ class _Watch(TorchFunctionMode):
         for name, leaf in parameters.items():
             if not isinstance(leaf, Tensor) or leaf.ndim not in (1, 2):
                 seen = tuple(leaf.shape) if isinstance(leaf, Tensor) else type(leaf).__name__
-                raise ValueError(f"kind='layers' takes matrices and vectors, got {name or 'theta'} of shape {seen}")
+                raise ValueError(
+                    f"kind='layers' takes matrices and vectors, got {name or 'theta'} of shape {seen}"
+                )
         self.parameters = parameters
         self.calls: dict[str, tuple[Tensor | None, Tensor, bool]] = {}
         self.places = {id(leaf): (name, False) for name, leaf in parameters.items()}
@@ -127,7 +142,9 @@ class _Watch(TorchFunctionMode):
     def names(self) -> list[str]:
         """The parameters; raises if one of them is not applied as a layer."""
         if missing := [name or "theta" for name in self.parameters if name not in self.calls]:
-            raise ValueError(f"kind='layers' needs parameters that are applied as a linear layer, {missing} are not")
+            raise ValueError(
+                f"kind='layers' needs parameters that are applied as a linear layer, {missing} are not"
+            )
         return list(self.parameters)
 
     @override
@@ -143,7 +160,12 @@ class _Watch(TorchFunctionMode):
             name, turned = self.places[id(args[0])]
             self.places[id(out)] = (name, not turned)
             self.alive.append(out)
-        elif func in _PRODUCTS and isinstance(second, Tensor) and id(second) in self.places and second.ndim == 2:
+        elif (
+            func in _PRODUCTS
+            and isinstance(second, Tensor)
+            and id(second) in self.places
+            and second.ndim == 2
+        ):
             self._seen(second, args[0], out)
         elif func in (torch.Tensor.add, torch.Tensor.__add__, torch.add):
             for part in args[:2]:
@@ -163,7 +185,7 @@ class _Watch(TorchFunctionMode):
             return
         name, turned = self.places[id(weight)]
         if name in self.calls:
-            raise ValueError(f"kind='layers' needs each parameter in one layer, {name or 'theta'} is in several")
+            raise ValueError(
+                f"kind='layers' needs each parameter in one layer, {name or 'theta'} is in several"
+            )
         self.calls[name] = (a, out, is_linear != turned)
-
-

@@ -71,7 +71,9 @@ class Likelihood(ABC):
         """
         flat = z.reshape(len(z), -1)
         basis = torch.eye(flat.shape[1], dtype=z.dtype, device=z.device)
-        columns = [self.fisher_vp(z, e.expand_as(flat).reshape(z.shape)).reshape(len(z), -1) for e in basis]
+        columns = [
+            self.fisher_vp(z, e.expand_as(flat).reshape(z.shape)).reshape(len(z), -1) for e in basis
+        ]
         return torch.stack(columns, dim=2)
 
     def fisher_factor(self, z: Tensor) -> Tensor:
@@ -92,7 +94,9 @@ class Likelihood(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no closed form of its divergence")
 
     def __repr__(self) -> str:
-        given = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))
+        given = ", ".join(
+            f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_")
+        )
         return f"{type(self).__name__}({given})"
 
 
@@ -127,18 +131,27 @@ class ExponentialFamily(Likelihood):
     @override
     def kl(self, z: Tensor, other: Tensor) -> Tensor:
         d = other - z
-        far = _per_sample(self.log_partition(other) - self.log_partition(z)) - _per_sample(self.mean(z) * d)
+        far = _per_sample(self.log_partition(other) - self.log_partition(z)) - _per_sample(
+            self.mean(z) * d
+        )
         # the difference cancels for neighbours, ∫ (1 - s) <d, ∇²A(z + s d) d> ds does not
-        is_near = (d.reshape(len(d), -1).abs().amax(1) < 1) & (_per_sample(d * self.fisher_vp(z, d)) < 0.1)
+        is_near = (d.reshape(len(d), -1).abs().amax(1) < 1) & (
+            _per_sample(d * self.fisher_vp(z, d)) < 0.1
+        )
         d = torch.where(is_near.reshape(-1, *(1 for _ in d.shape[1:])), d, 0.0)
-        nodes = ((0.5 + s, w * (0.5 - s)) for s, w in zip(_NODES.tolist(), _WEIGHTS.tolist(), strict=True))
+        nodes = (
+            (0.5 + s, w * (0.5 - s))
+            for s, w in zip(_NODES.tolist(), _WEIGHTS.tolist(), strict=True)
+        )
         near = sum(share * _per_sample(d * self.fisher_vp(z + s * d, d)) for s, share in nodes)
         return torch.where(is_near, near, far.clamp(min=0))
 
 
 def _check_real(y: Tensor, shape: tuple[int, ...]) -> None:
     if y.shape != shape:
-        raise ValueError(f"y must have the shape {shape} of the model's output, got {tuple(y.shape)}")
+        raise ValueError(
+            f"y must have the shape {shape} of the model's output, got {tuple(y.shape)}"
+        )
     if y.is_complex():
         raise ValueError(f"y must be real, got {y.dtype}")
     if not bool(torch.isfinite(y).all()):
@@ -147,7 +160,9 @@ def _check_real(y: Tensor, shape: tuple[int, ...]) -> None:
 
 def _check_counts(y: Tensor, kind: str) -> None:
     if bool((y < 0).any()) or (y.is_floating_point() and bool((y != y.round()).any())):
-        raise ValueError(f"y must hold counts (integers ≥ 0) for a {kind} likelihood, got values in {_range(y)}")
+        raise ValueError(
+            f"y must hold counts (integers ≥ 0) for a {kind} likelihood, got values in {_range(y)}"
+        )
 
 
 def _normal(like: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -166,7 +181,9 @@ class Gaussian(ExponentialFamily):
     """
 
     def __init__(self, variance: float = 1.0) -> None:
-        single = variance.numel() == 1 if isinstance(variance, Tensor) else isinstance(variance, Real)
+        single = (
+            variance.numel() == 1 if isinstance(variance, Tensor) else isinstance(variance, Real)
+        )
         if not single or not 0 < variance < float("inf"):
             raise ValueError(f"variance must be a positive number, got {variance}")
         # a number without dimensions, which changes neither dtypes nor shapes
@@ -224,11 +241,15 @@ class Categorical(ExponentialFamily):
                 f"y must hold class indices (integers) of shape {tuple(z.shape[:-1])}, got {y.dtype} {tuple(y.shape)}"
             )
         if y.numel() and not (int(y.min()) >= 0 and int(y.max()) < z.shape[-1]):
-            raise ValueError(f"y must lie in 0..{z.shape[-1] - 1}, got {int(y.min())}..{int(y.max())}")
+            raise ValueError(
+                f"y must lie in 0..{z.shape[-1] - 1}, got {int(y.min())}..{int(y.max())}"
+            )
 
     @override
     def nll(self, z: Tensor, y: Tensor) -> Tensor:
-        return _per_sample(-torch.log_softmax(z, dim=-1).gather(-1, y.long().unsqueeze(-1)).squeeze(-1))
+        return _per_sample(
+            -torch.log_softmax(z, dim=-1).gather(-1, y.long().unsqueeze(-1)).squeeze(-1)
+        )
 
     @override
     def mean(self, z: Tensor) -> Tensor:
@@ -273,7 +294,9 @@ class Bernoulli(ExponentialFamily):
     def check_targets(self, y: Tensor, z: Tensor) -> None:
         super().check_targets(y, z)
         if bool(((y != 0) & (y != 1)).any()):
-            raise ValueError(f"y must be 0 or 1 for a Bernoulli likelihood, got values in {_range(y)}")
+            raise ValueError(
+                f"y must be 0 or 1 for a Bernoulli likelihood, got values in {_range(y)}"
+            )
 
     @override
     def nll(self, z: Tensor, y: Tensor) -> Tensor:

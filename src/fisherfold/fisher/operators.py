@@ -113,7 +113,9 @@ class FisherOperator(ABC):
         """
         return VarianceReducedFisher(self, anchor_batch, batch, weight)
 
-    def solution(self, g: Tangent, damping: float = 0.0, *, method: str = "auto", **options: float) -> Solution:
+    def solution(
+        self, g: Tangent, damping: float = 0.0, *, method: str = "auto", **options: float
+    ) -> Solution:
         """Solve (F + λ I) d = g on the tangent space and say how.
 
         ``damping``: λ ≥ 0; with 0 a singular operator is inverted on its range, where ``cg`` needs g to lie.
@@ -123,7 +125,9 @@ class FisherOperator(ABC):
         self._check_vector(g, "g")
         return solve(self, g, damping, method=method, **options)
 
-    def solve(self, g: Tangent, damping: float = 0.0, *, method: str = "auto", **options: float) -> Tangent:
+    def solve(
+        self, g: Tangent, damping: float = 0.0, *, method: str = "auto", **options: float
+    ) -> Tangent:
         """Solve (F + λ I) d = g on the tangent space, with a warning where CG has found no solution.
 
         Without damping a singular F has one for g in its range only. ``auto`` takes ``cg`` for more than 128
@@ -174,11 +178,15 @@ class DenseFisher(FisherOperator):
         super().__init__(manifold, point)
         size = flatten(point).numel()
         if matrix.shape != (size, size):
-            raise ValueError(f"matrix must have shape ({size}, {size}) for this point, got {tuple(matrix.shape)}")
+            raise ValueError(
+                f"matrix must have shape ({size}, {size}) for this point, got {tuple(matrix.shape)}"
+            )
         like = flatten(point)
         if (matrix.dtype, matrix.device) != (like.dtype, like.device):
             seen = f"{matrix.dtype} on {matrix.device}"
-            raise ValueError(f"matrix must be {like.dtype} on {like.device} like the point, got {seen}")
+            raise ValueError(
+                f"matrix must be {like.dtype} on {like.device} like the point, got {seen}"
+            )
         skew, largest = (float(part.abs().max()) for part in (matrix - matrix.mT, matrix))
         if skew > tolerance(matrix.dtype) * largest:
             raise ValueError(
@@ -187,7 +195,9 @@ class DenseFisher(FisherOperator):
         self.matrix = matrix
 
     def _matvec(self, v: Tangent) -> Tangent:
-        return self.manifold.riemannian_gradient(self.point, unflatten(self.matrix @ flatten(v), self.point))
+        return self.manifold.riemannian_gradient(
+            self.point, unflatten(self.matrix @ flatten(v), self.point)
+        )
 
 
 class VarianceReducedFisher(FisherOperator):
@@ -200,13 +210,24 @@ class VarianceReducedFisher(FisherOperator):
     approximates = "the samples of the batch at the iterate, all others at the anchor"
 
     def __init__(
-        self, anchor: FisherOperator, anchor_batch: FisherOperator, batch: FisherOperator, weight: float
+        self,
+        anchor: FisherOperator,
+        anchor_batch: FisherOperator,
+        batch: FisherOperator,
+        weight: float,
     ) -> None:
         super().__init__(batch.manifold, batch.point)
-        self.anchor, self.anchor_batch, self.batch, self.weight = anchor, anchor_batch, batch, weight
+        self.anchor, self.anchor_batch, self.batch, self.weight = (
+            anchor,
+            anchor_batch,
+            batch,
+            weight,
+        )
 
     def _matvec(self, v: Tangent) -> Tangent:
         at_anchor = self.manifold.transport(self.point, self.anchor.point, v)
-        rest = combine(1.0, self.anchor._matvec(at_anchor), -self.weight, self.anchor_batch._matvec(at_anchor))
+        rest = combine(
+            1.0, self.anchor._matvec(at_anchor), -self.weight, self.anchor_batch._matvec(at_anchor)
+        )
         back = self.manifold.transport(self.anchor.point, self.point, rest)
         return combine(1.0, back, 1.0, scale(self.weight, self.batch._matvec(v)))

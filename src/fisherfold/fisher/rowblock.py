@@ -39,12 +39,16 @@ class RowBlockFisher(FisherOperator):
     digits, ``solve`` runs CG with the blocks as its preconditioner.
     """
 
-    approximates = "F by its diagonal blocks, one per row of the parameter, restricted to the tangent space"
+    approximates = (
+        "F by its diagonal blocks, one per row of the parameter, restricted to the tangent space"
+    )
 
     def __init__(self, manifold: Manifold, point: Tensor, blocks: Tensor) -> None:
         super().__init__(manifold, point)
         if point.ndim != 2:
-            raise ValueError(f"a row-block Fisher needs a matrix as its point, got shape {tuple(point.shape)}")
+            raise ValueError(
+                f"a row-block Fisher needs a matrix as its point, got shape {tuple(point.shape)}"
+            )
         expected = (*point.shape, point.shape[1])
         if blocks.shape != expected:
             raise ValueError(f"blocks must have shape {expected}, got {tuple(blocks.shape)}")
@@ -57,7 +61,9 @@ class RowBlockFisher(FisherOperator):
 
         ``gradients``: per-sample Riemannian gradients, shape (samples, rows, columns).
         """
-        return cls(manifold, point, torch.einsum("nij,nik->ijk", gradients, gradients) / len(gradients))
+        return cls(
+            manifold, point, torch.einsum("nij,nik->ijk", gradients, gradients) / len(gradients)
+        )
 
     @override
     def moved(
@@ -109,13 +115,17 @@ class RowBlockFisher(FisherOperator):
         x, p = self.point, self.point.shape[1]
         # (K S)_{ab} = Σ_j x_ja Σ_d (B_j + λ)⁻¹_{bd} (Sᵀ x_j)_d must equal Σ_j x_ja free_jb
         outer = (x.unsqueeze(2) * x.unsqueeze(1)).flatten(1)
-        system = (outer.mT @ inverse.flatten(1)).view(p, p, p, p).transpose(1, 2).reshape(p * p, p * p)
+        system = (
+            (outer.mT @ inverse.flatten(1)).view(p, p, p, p).transpose(1, 2).reshape(p * p, p * p)
+        )
         # positive definite, since the blocks are and x has full rank; blocks that are not finite give NaN, not a crash
         factors, pivots, _ = torch.linalg.lu_factor_ex(system)
 
         def solve(g: Tensor) -> Tensor:
             free = apply_blocks(inverse, g)
-            multipliers = torch.linalg.lu_solve(factors, pivots, (x.mT @ free).reshape(-1, 1)).reshape(p, p)
+            multipliers = torch.linalg.lu_solve(
+                factors, pivots, (x.mT @ free).reshape(-1, 1)
+            ).reshape(p, p)
             return self.manifold.project(x, free - apply_blocks(inverse, x @ multipliers))
 
         return solve
@@ -147,7 +157,9 @@ def _damped_inverse(blocks: Tensor, damping: float) -> tuple[Tensor, bool]:
     sizes = blocks.diagonal(dim1=1, dim2=2).amax(1)
     # a row without data has no size of its own
     unseen = bool((sizes == 0).any()) and damping <= rounding * float(sizes.max())
-    damped = blocks + damping * torch.eye(blocks.shape[-1], dtype=blocks.dtype, device=blocks.device)
+    damped = blocks + damping * torch.eye(
+        blocks.shape[-1], dtype=blocks.dtype, device=blocks.device
+    )
     inverse = inverse_blocks(damped)
     if inverse is None:
         factors, info = torch.linalg.cholesky_ex(damped)

@@ -105,10 +105,14 @@ def solve(
         x = operator.structured_solve(g, damping)
         if x is None:
             kind = type(operator).__name__
-            raise ValueError(f"{kind} on {operator.manifold!r} has no structured solve; use method='cg'")
+            raise ValueError(
+                f"{kind} on {operator.manifold!r} has no structured solve; use method='cg'"
+            )
     elif method == "woodbury":
         if operator.n_rows is None or not operator.manifold.ambient_metric:
-            raise ValueError(f"{type(operator).__name__} has no factor in sample space; use method='cg' or 'dense'")
+            raise ValueError(
+                f"{type(operator).__name__} has no factor in sample space; use method='cg' or 'dense'"
+            )
         x = _in_sample_space(operator, g, damping)
     elif method == "dense":
         x = _in_tangent_basis(operator, g, damping)
@@ -169,14 +173,18 @@ def _in_tangent_basis(operator: FisherOperator, g: Tangent, damping: float) -> T
     return unflatten(d @ basis, operator.point)
 
 
-def _spectral_solve(values: Tensor, vectors: Tensor, rhs: Tensor, damping: float, rounding: float) -> Tensor:
+def _spectral_solve(
+    values: Tensor, vectors: Tensor, rhs: Tensor, damping: float, rounding: float
+) -> Tensor:
     """V (s + λ)⁻¹ Vᵀ g + (g - V Vᵀ g)/λ, the pseudo-inverse for λ = 0, with orthonormal V and V s Vᵀ = F."""
     coordinates = vectors.T @ rhs
     inside = vectors @ (coordinates / (values + damping))
     outside = rhs - vectors @ coordinates
     outside = outside - vectors @ (vectors.T @ outside)
     # 1/λ would blow up a part outside the range of F that is nothing but rounding
-    return inside + outside / damping if damping > 0 and float(outside.norm()) > rounding else inside
+    return (
+        inside + outside / damping if damping > 0 and float(outside.norm()) > rounding else inside
+    )
 
 
 def _rounding(rhs: Tensor) -> float:

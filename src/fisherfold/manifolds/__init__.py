@@ -12,6 +12,17 @@ from fisherfold.manifolds.stiefel import Stiefel
 from fisherfold.manifolds.verdict import Verdict, check_retraction
 
 __all__ = [
-    "SPD", "Euclidean", "Grassmann", "Manifold", "Oblique", "Power", "Product", "Rotations", "Sphere", "Stiefel",
-    "Verdict", "check_retraction", "from_geoopt",
-]  # fmt: skip
+    "SPD",
+    "Euclidean",
+    "Grassmann",
+    "Manifold",
+    "Oblique",
+    "Power",
+    "Product",
+    "Rotations",
+    "Sphere",
+    "Stiefel",
+    "Verdict",
+    "check_retraction",
+    "from_geoopt",
+]

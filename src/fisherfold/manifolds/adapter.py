@@ -19,7 +19,9 @@ from fisherfold.manifolds.sphere import Sphere
 from fisherfold.manifolds.stiefel import Stiefel
 
 
-def from_geoopt(source: Any, *, shape: Sequence[int] | None = None, as_grassmann: bool = False) -> Manifold:
+def from_geoopt(
+    source: Any, *, shape: Sequence[int] | None = None, as_grassmann: bool = False
+) -> Manifold:
     """The manifold of a geoopt ``ManifoldParameter``, or of a geoopt manifold and a shape.
 
     Args:
@@ -38,7 +40,9 @@ def from_geoopt(source: Any, *, shape: Sequence[int] | None = None, as_grassmann
     """
     foreign = getattr(source, "manifold", source)
     if not is_of_geoopt(foreign):
-        raise TypeError(f"source must be a geoopt manifold or ManifoldParameter, got {type(source).__name__}")
+        raise TypeError(
+            f"source must be a geoopt manifold or ManifoldParameter, got {type(source).__name__}"
+        )
     name = type(foreign).__name__
     if shape is None and not isinstance(source, Tensor):
         raise ValueError(f"shape is needed: geoopt's {name} does not know that of its points")
@@ -52,7 +56,9 @@ def from_geoopt(source: Any, *, shape: Sequence[int] | None = None, as_grassmann
     if name == "Euclidean":
         return Euclidean(*sizes)
     if name in {"EuclideanStiefel", "EuclideanStiefelExact"}:
-        return Stiefel(*sizes[-2:], retraction="exp" if name == "EuclideanStiefelExact" else "polar")
+        return Stiefel(
+            *sizes[-2:], retraction="exp" if name == "EuclideanStiefelExact" else "polar"
+        )
     if name == "SymmetricPositiveDefinite" and foreign.default_metric.value == "AIM":
         return SPD(sizes[-1])
     message = f"geoopt's {name} has no counterpart here"

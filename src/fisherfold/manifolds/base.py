@@ -40,9 +40,24 @@ from fisherfold.manifolds.trees import (
 )
 
 __all__ = [
-    "Manifold", "Point", "Shape", "Tangent", "arranged", "combine", "dot", "flatten", "is_finite", "leaves",
-    "positive_integer", "rebuilt", "require_manifold", "scale", "tolerance", "tree_map", "unflatten",
-]  # fmt: skip
+    "Manifold",
+    "Point",
+    "Shape",
+    "Tangent",
+    "arranged",
+    "combine",
+    "dot",
+    "flatten",
+    "is_finite",
+    "leaves",
+    "positive_integer",
+    "rebuilt",
+    "require_manifold",
+    "scale",
+    "tolerance",
+    "tree_map",
+    "unflatten",
+]
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -112,7 +127,9 @@ class Manifold(ABC):
         """One of ``retractions``."""
 
     @abstractmethod
-    def _random(self, shape: Any, generator: torch.Generator | None, dtype: torch.dtype, device: Any) -> Any:
+    def _random(
+        self, shape: Any, generator: torch.Generator | None, dtype: torch.dtype, device: Any
+    ) -> Any:
         """A random point of the given shape, batch included."""
 
     @abstractmethod
@@ -254,14 +271,20 @@ class Manifold(ABC):
         self._check_form(x, "x")
 
         def noise(leaf: Tensor) -> Tensor:
-            return torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype, device=leaf.device)
+            return torch.randn(
+                leaf.shape, generator=generator, dtype=leaf.dtype, device=leaf.device
+            )
 
         v = self.project(x, tree_map(noise, x))
         length = self.norm(x, v)
-        factor = torch.where(length > 0, 1 / length, 1.0)  # in dimension 0 there is only the zero vector
+        factor = torch.where(
+            length > 0, 1 / length, 1.0
+        )  # in dimension 0 there is only the zero vector
 
         def stretch(leaf: Tensor) -> Tensor:
-            return leaf * factor.reshape(factor.shape + (1,) * (leaf.ndim - factor.ndim)).to(leaf.dtype)
+            return leaf * factor.reshape(factor.shape + (1,) * (leaf.ndim - factor.ndim)).to(
+                leaf.dtype
+            )
 
         # once more: the division by a short length has blown up the rounding of the first projection
         return self.project(x, tree_map(stretch, v))
@@ -286,7 +309,10 @@ class Manifold(ABC):
         rows = torch.linalg.eigh((projector + projector.mT) / 2).eigenvectors[:, len(eye) - d :].mT
         if self.ambient_metric:
             return unflatten(rows, x)
-        left, right = unflatten(rows.repeat_interleave(d, dim=0), x), unflatten(rows.repeat(d, 1), x)
+        left, right = (
+            unflatten(rows.repeat_interleave(d, dim=0), x),
+            unflatten(rows.repeat(d, 1), x),
+        )
         lower = torch.linalg.cholesky(self.inner(repeated(d * d), left, right).reshape(d, d))
         return unflatten(torch.linalg.solve_triangular(lower, rows, upper=False), x)
 
@@ -317,7 +343,9 @@ class Manifold(ABC):
         if complaint := self._complaint(tree_map(torch.detach, x)):
             raise ValueError(f"{name} is not a point of {self!r}: {complaint}")
 
-    def check_tangent(self, x: Point, v: Tangent, *, name: str = "v", atol: float | None = None) -> None:
+    def check_tangent(
+        self, x: Point, v: Tangent, *, name: str = "v", atol: float | None = None
+    ) -> None:
         """Raise unless ``v`` is a finite tangent vector at ``x``.
 
         ``atol``: the accepted size of the normal part over the whole; ``tolerance(dtype)`` if not given. Raises
@@ -343,14 +371,20 @@ class Manifold(ABC):
         ``x``: a point, up to rounding. Returns zero for an exact point; NaN if ``x`` is not finite.
         """
         self._check_form(x, "x")
-        return float(self._constraint_error(tree_map(torch.detach, x))) if leaves(x)[0].numel() else 0.0
+        return (
+            float(self._constraint_error(tree_map(torch.detach, x)))
+            if leaves(x)[0].numel()
+            else 0.0
+        )
 
     def _choice(self, kind: str, method: str | None) -> str:
         """The method asked for, or the manifold's own; raise if there is none of that name."""
         method = getattr(self, kind) if method is None else method
         known = self.retractions if kind == "retraction" else self.transports
         if method not in known:
-            raise ValueError(f"{kind} of {type(self).__name__} must be one of {sorted(known)}, got {method!r}")
+            raise ValueError(
+                f"{kind} of {type(self).__name__} must be one of {sorted(known)}, got {method!r}"
+            )
         return method
 
     def _check_options(self, *names: str) -> None:
@@ -371,7 +405,9 @@ class Manifold(ABC):
         self._check_form(v, name)
         if isinstance(x, Tensor) and x.dtype == v.dtype and x.device == v.device:
             return
-        for like, leaf in zip(leaves(x), leaves(arranged(v, x) if isinstance(x, dict) else v), strict=True):
+        for like, leaf in zip(
+            leaves(x), leaves(arranged(v, x) if isinstance(x, dict) else v), strict=True
+        ):
             if leaf.dtype != like.dtype or leaf.device != like.device:
                 raise ValueError(
                     f"{name} must be {like.dtype} on {like.device} like the point x, got {leaf.dtype} on {leaf.device}"
@@ -379,7 +415,9 @@ class Manifold(ABC):
 
     def __repr__(self) -> str:
         parts = []
-        chosen: tuple[Field[Any], ...] = fields(self) if is_dataclass(self) else ()  # a user's may be a plain class
+        chosen: tuple[Field[Any], ...] = (
+            fields(self) if is_dataclass(self) else ()
+        )  # a user's may be a plain class
         for field in chosen:
             value = getattr(self, field.name)
             if field.default is MISSING:
@@ -395,13 +433,18 @@ def require_manifold(manifold: object) -> None:
         return
     if is_of_geoopt(getattr(manifold, "manifold", manifold)):
         what = type(manifold).__name__
-        raise TypeError(f"manifold must be one of fisherfold, got geoopt's {what}; pass from_geoopt(...) of it")
+        raise TypeError(
+            f"manifold must be one of fisherfold, got geoopt's {what}; pass from_geoopt(...) of it"
+        )
     raise TypeError(f"manifold must be a manifold such as Sphere(3), got {manifold!r}")
 
 
 def is_of_geoopt(manifold: object) -> bool:
     """Whether an object is a manifold of geoopt, which is not imported."""
-    return any(c.__name__ == "Manifold" and c.__module__.startswith("geoopt.") for c in type(manifold).__mro__)
+    return any(
+        c.__name__ == "Manifold" and c.__module__.startswith("geoopt.")
+        for c in type(manifold).__mro__
+    )
 
 
 def positive_integer(value: Any, name: str) -> int:
@@ -423,12 +466,21 @@ def _size(v: Tangent) -> float:
 def _check_tree(x: Point, shape: Shape, name: str, manifold: Manifold) -> tuple[int, ...]:
     if isinstance(shape, dict):
         if not isinstance(x, dict):
-            raise TypeError(f"{name} must be a dictionary of the factors {list(shape)}, got {type(x).__name__}")
+            raise TypeError(
+                f"{name} must be a dictionary of the factors {list(shape)}, got {type(x).__name__}"
+            )
         if set(x) != set(shape):
-            raise ValueError(f"{name} must have the keys {sorted(shape)} of {manifold!r}, got {sorted(map(str, x))}")
-        batches = {key: _check_tree(x[key], part, f"{name}[{key!r}]", manifold) for key, part in shape.items()}
+            raise ValueError(
+                f"{name} must have the keys {sorted(shape)} of {manifold!r}, got {sorted(map(str, x))}"
+            )
+        batches = {
+            key: _check_tree(x[key], part, f"{name}[{key!r}]", manifold)
+            for key, part in shape.items()
+        }
         if len(set(batches.values())) > 1:
-            raise ValueError(f"{name} must have the same batch dimensions in all factors, got {batches}")
+            raise ValueError(
+                f"{name} must have the same batch dimensions in all factors, got {batches}"
+            )
         return next(iter(batches.values()))
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
@@ -437,11 +489,17 @@ def _check_tree(x: Point, shape: Shape, name: str, manifold: Manifold) -> tuple[
     batch = x.ndim - len(shape)
     if batch < 0 or tuple(x.shape[batch:]) != shape:
         expected = ", ".join(["...", *map(str, shape)])
-        raise ValueError(f"{name} must have shape ({expected}) on {manifold!r}, got {tuple(x.shape)}")
+        raise ValueError(
+            f"{name} must have shape ({expected}) on {manifold!r}, got {tuple(x.shape)}"
+        )
     return tuple(x.shape[:batch])
 
 
 def _check_generator(generator: object) -> None:
     if not isinstance(generator, (torch.Generator, type(None))):
-        seed = "; a seed goes into torch.Generator().manual_seed(seed)" if isinstance(generator, int) else ""
+        seed = (
+            "; a seed goes into torch.Generator().manual_seed(seed)"
+            if isinstance(generator, int)
+            else ""
+        )
         raise TypeError(f"generator must be a torch.Generator or None, got {generator!r}{seed}")

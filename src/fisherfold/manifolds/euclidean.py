@@ -35,7 +35,9 @@ class Euclidean(Manifold):
     retraction: str = field(default="add", kw_only=True)
     transport_method: str = field(default="projection", kw_only=True)
 
-    def __init__(self, *shape: int, retraction: str = "add", transport_method: str = "projection") -> None:
+    def __init__(
+        self, *shape: int, retraction: str = "add", transport_method: str = "projection"
+    ) -> None:
         sizes = tuple(positive_integer(size, "every size of Euclidean") for size in shape)
         object.__setattr__(self, "shape", sizes)
         object.__setattr__(self, "retraction", retraction)
@@ -70,7 +72,9 @@ class Euclidean(Manifold):
     def _dist(self, x: Tensor, y: Tensor) -> Tensor:
         return self.norm(x, y - x)
 
-    def _random(self, shape: Any, generator: torch.Generator | None, dtype: torch.dtype, device: Any) -> Tensor:
+    def _random(
+        self, shape: Any, generator: torch.Generator | None, dtype: torch.dtype, device: Any
+    ) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=dtype, device=device)
 
     def _constraint_error(self, x: Tensor) -> Tensor:

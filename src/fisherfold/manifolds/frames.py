@@ -54,7 +54,9 @@ class Frames(Manifold):
         return (self.n, self.p)
 
     @override
-    def _random(self, shape: Any, generator: torch.Generator | None, dtype: torch.dtype, device: Any) -> Tensor:
+    def _random(
+        self, shape: Any, generator: torch.Generator | None, dtype: torch.dtype, device: Any
+    ) -> Tensor:
         return random_frame(shape, generator=generator, dtype=dtype, device=device)
 
     @override
@@ -89,7 +91,9 @@ def polar(y: Tensor) -> Tensor:
         # Squares below the floor have underflown, and infinite ones overflown. Written so that NaN fails as well.
         floor = torch.finfo(y.dtype).tiny / torch.finfo(y.dtype).eps
         largest = values[..., -1]
-        if bool(((largest <= MAX_CONDITION * (values[..., 0] - floor)) & (largest < torch.inf)).all()):
+        if bool(
+            ((largest <= MAX_CONDITION * (values[..., 0] - floor)) & (largest < torch.inf)).all()
+        ):
             return y @ ((vectors * values.rsqrt().unsqueeze(-2)) @ vectors.mT).to(y.dtype)
     q, r = torch.linalg.qr(y)
     finite = torch.isfinite(r).all(dim=(-2, -1), keepdim=True)
@@ -142,7 +146,10 @@ def geodesic(x: Tensor, v: Tensor, rotation: Tensor | None = None) -> Tensor:
     length = torch.where(length > 0, length, 1.0)
     eye = torch.eye(p, dtype=gram.dtype, device=x.device).expand_as(gram)
     twist = torch.zeros_like(gram) if rotation is None else 2 * rotation
-    top, bottom = torch.cat([twist, -gram / length], dim=-1), torch.cat([length * eye, torch.zeros_like(gram)], dim=-1)
+    top, bottom = (
+        torch.cat([twist, -gram / length], dim=-1),
+        torch.cat([length * eye, torch.zeros_like(gram)], dim=-1),
+    )
     turn = matrix_exp(torch.cat([top, bottom], dim=-2))[..., :p]
     if rotation is not None:
         turn = turn @ matrix_exp(-rotation)
@@ -191,7 +198,9 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 def angle_over_sine(cosines: Tensor) -> Tensor:
     """The matrix function ``θ / sin θ`` of the cosines of angles between 0 and a right one."""
-    eye = torch.eye(cosines.shape[-1], dtype=cosines.dtype, device=cosines.device).expand_as(cosines)
+    eye = torch.eye(cosines.shape[-1], dtype=cosines.dtype, device=cosines.device).expand_as(
+        cosines
+    )
     w = 0.5 * (eye - cosines)
     powers = [eye]
     for _ in range(_WIDTH):
@@ -213,7 +222,9 @@ def rotation_between(matrix: Tensor) -> Tensor:
     q, settled = matrix, 0
     for _ in range(_NEWTON_STEPS):
         inverse = torch.linalg.inv_ex(q).inverse.mT
-        sizes = [_row_sum_norm(part.detach()) * _row_sum_norm(part.detach().mT) for part in (inverse, q)]
+        sizes = [
+            _row_sum_norm(part.detach()) * _row_sum_norm(part.detach().mT) for part in (inverse, q)
+        ]
         factor = (sizes[0] / sizes[1]).sqrt().sqrt()[..., None, None]
         before, q = q, 0.5 * (factor * q + inverse / factor)
         settled += bool(holds((q - before).detach().abs() < _NEWTON_CHANGE))

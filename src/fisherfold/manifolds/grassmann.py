@@ -66,7 +66,9 @@ class Grassmann(frames.Frames):
         return frames.rotation_between(frames.cross(x, y)).to(x.dtype)
 
     def _symmetry(self, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
-        normal = torch.randn(self.p, self.p, generator=generator, dtype=torch.float64, device=generator.device)
+        normal = torch.randn(
+            self.p, self.p, generator=generator, dtype=torch.float64, device=generator.device
+        )
         rotation = torch.linalg.qr(normal).Q
         return lambda x: x @ rotation.to(x.dtype)
 
@@ -79,7 +81,9 @@ class Grassmann(frames.Frames):
     def _retract(self, x: Tensor, v: Tensor, method: str) -> Tensor:
         if method == "exp":
             return self._exp(x, v)
-        orthonormalize = {"polar": frames.polar, "qr": frames.qr, "cholesky": frames.cholesky_qr}[method]
+        orthonormalize = {"polar": frames.polar, "qr": frames.qr, "cholesky": frames.cholesky_qr}[
+            method
+        ]
         return orthonormalize(x + v)
 
     def _transport(self, x: Tensor, y: Tensor, v: Tensor, method: str) -> Tensor:

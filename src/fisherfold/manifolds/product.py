@@ -67,7 +67,9 @@ class Product(Manifold):
 
     def __init__(self, factors: Mapping[str, Manifold]) -> None:
         if not isinstance(factors, Mapping) or not factors:
-            raise ValueError(f"factors must be a dictionary of at least one name and its manifold, got {factors!r}")
+            raise ValueError(
+                f"factors must be a dictionary of at least one name and its manifold, got {factors!r}"
+            )
         for key, factor in factors.items():
             if not isinstance(key, str) or not isinstance(factor, Manifold):
                 raise ValueError(f"factors must map names to manifolds, got {key!r}: {factor!r}")
@@ -112,7 +114,9 @@ class Product(Manifold):
         for key, factor in self.items:
             factor.check_point(x[key], name=f"{name}[{key!r}]", atol=atol)
 
-    def check_tangent(self, x: Point, v: Tangent, *, name: str = "v", atol: float | None = None) -> None:
+    def check_tangent(
+        self, x: Point, v: Tangent, *, name: str = "v", atol: float | None = None
+    ) -> None:
         """Raise unless ``v`` is a finite tangent vector at ``x``.
 
         ``atol``: the accepted size of the normal part over the whole; ``tolerance(dtype)`` if not given.
@@ -123,9 +127,15 @@ class Product(Manifold):
 
     def _each(self, operation: Callable[..., Any], *trees: Point) -> dict[str, Any]:
         """The operation of every factor on its part of the arguments."""
-        return {key: operation(factor, *(tree[key] for tree in trees)) for key, factor in self.items}
+        return {
+            key: operation(factor, *(tree[key] for tree in trees)) for key, factor in self.items
+        }
 
-    _project, _gradient, _hessian = _factorwise("_project"), _factorwise("_gradient"), _factorwise("_hessian")
+    _project, _gradient, _hessian = (
+        _factorwise("_project"),
+        _factorwise("_gradient"),
+        _factorwise("_hessian"),
+    )
     _exp, _log = _factorwise("_exp"), _factorwise("_log")
 
     def _retract(self, x: Point, v: Tangent, method: str) -> Point:
@@ -142,7 +152,9 @@ class Product(Manifold):
         parts = self._each(lambda m, s, t, w: m._inner(s, t, w), x, u, v)
         return torch.stack(list(parts.values())).sum(dim=0)
 
-    def _random(self, shape: Shape, generator: torch.Generator | None, dtype: torch.dtype, device: Any) -> Point:
+    def _random(
+        self, shape: Shape, generator: torch.Generator | None, dtype: torch.dtype, device: Any
+    ) -> Point:
         return self._each(lambda m, s: m._random(s, generator, dtype, device), shape)
 
     def _constraint_error(self, x: Point) -> Tensor:
@@ -150,13 +162,17 @@ class Product(Manifold):
 
     def _complaint(self, x: Point) -> str | None:
         found = self._each(lambda m, s: m._complaint(s), x)
-        return next((f"[{key!r}]: {complaint}" for key, complaint in found.items() if complaint), None)
+        return next(
+            (f"[{key!r}]: {complaint}" for key, complaint in found.items() if complaint), None
+        )
 
     def _symmetry(self, generator: torch.Generator) -> Callable[[Point], Point] | None:
         parts = {key: factor._symmetry(generator) for key, factor in self.items}
         if not any(parts.values()):
             return None
-        return lambda tree: {key: part(tree[key]) if part else tree[key] for key, part in parts.items()}
+        return lambda tree: {
+            key: part(tree[key]) if part else tree[key] for key, part in parts.items()
+        }
 
     def __repr__(self) -> str:
         return f"Product({self.factors!r})"
@@ -182,7 +198,9 @@ class Power(Manifold):
 
     def __post_init__(self) -> None:
         if not isinstance(self.manifold, Manifold):
-            raise ValueError(f"manifold of Power must be a manifold such as Rotations(3), got {self.manifold!r}")
+            raise ValueError(
+                f"manifold of Power must be a manifold such as Rotations(3), got {self.manifold!r}"
+            )
         object.__setattr__(self, "k", positive_integer(self.k, "k of Power"))
 
     retraction, transport_method = _attribute("retraction"), _attribute("transport_method")
@@ -200,8 +218,14 @@ class Power(Manifold):
         return tree_map(lambda shape: (self.k, *shape), self.manifold.point_shape)
 
     # the hooks of the manifold take batches
-    _project, _gradient, _hessian = _of_copies("_project"), _of_copies("_gradient"), _of_copies("_hessian")
-    _retract, _transport, _exp, _log = (_of_copies(name) for name in ("_retract", "_transport", "_exp", "_log"))
+    _project, _gradient, _hessian = (
+        _of_copies("_project"),
+        _of_copies("_gradient"),
+        _of_copies("_hessian"),
+    )
+    _retract, _transport, _exp, _log = (
+        _of_copies(name) for name in ("_retract", "_transport", "_exp", "_log")
+    )
     _random, _constraint_error = _of_copies("_random"), _of_copies("_constraint_error")
     _complaint, _symmetry = _of_copies("_complaint"), _of_copies("_symmetry")
 

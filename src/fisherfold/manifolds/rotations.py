@@ -92,7 +92,9 @@ class Rotations(frames.Frames):
     def _log(self, x: Tensor, y: Tensor) -> Tensor:
         eye = torch.eye(self.n, dtype=x.dtype, device=x.device)
         # y - x is exact for neighbours, so that small angles keep their digits
-        tangent = _skew(torch.linalg.solve(_unless_opposite(x.mT @ y + eye), x.mT @ (y - x), left=False))
+        tangent = _skew(
+            torch.linalg.solve(_unless_opposite(x.mT @ y + eye), x.mT @ (y - x), left=False)
+        )
         for _ in range(_HALVINGS):
             root = frames.rotation_between(eye + tangent).mT @ (eye + tangent)
             tangent = _skew(torch.linalg.solve(eye + root, tangent, left=False))
@@ -104,7 +106,9 @@ class Rotations(frames.Frames):
     def _dist(self, x: Tensor, y: Tensor) -> Tensor:
         return length(self._log(x, y), dim=(-2, -1))
 
-    def _random(self, shape: Any, generator: torch.Generator | None, dtype: torch.dtype, device: Any) -> Tensor:
+    def _random(
+        self, shape: Any, generator: torch.Generator | None, dtype: torch.dtype, device: Any
+    ) -> Tensor:
         frame = frames.random_frame(shape, generator=generator, dtype=dtype, device=device)
         sign = torch.linalg.det(frame).sign()[..., None, None]
         return torch.cat([sign * frame[..., :1], frame[..., 1:]], dim=-1)
@@ -124,7 +128,9 @@ def _renewed(y: Tensor) -> Tensor:
     for _ in range(2):
         y = 1.5 * y - 0.5 * y @ (y.mT @ y)
     gap = y.detach().mT @ y.detach() - torch.eye(y.shape[-1], dtype=y.dtype, device=y.device)
-    return torch.where(gap.abs().amax(dim=(-2, -1), keepdim=True) < tolerance(y.dtype), y, torch.nan)
+    return torch.where(
+        gap.abs().amax(dim=(-2, -1), keepdim=True) < tolerance(y.dtype), y, torch.nan
+    )
 
 
 def _root(turn: Tensor) -> Tensor:
@@ -135,10 +141,14 @@ def _root(turn: Tensor) -> Tensor:
 
 def _unless_opposite(total: Tensor) -> Tensor:
     """I + R, unless an angle of R is π and the geodesic may turn either way."""
-    opposite = torch.linalg.svdvals(total.detach())[..., -1:, None] <= 8 * torch.finfo(total.dtype).eps
+    opposite = (
+        torch.linalg.svdvals(total.detach())[..., -1:, None] <= 8 * torch.finfo(total.dtype).eps
+    )
     fine = holds(~opposite)
     if fine is None:
         return torch.where(opposite, torch.nan, total)
     if not fine:
-        raise ValueError("y is half a turn away from x: there is no unique shortest geodesic between them")
+        raise ValueError(
+            "y is half a turn away from x: there is no unique shortest geodesic between them"
+        )
     return total

@@ -103,7 +103,9 @@ class SPD(Manifold):
         values, _ = frames.eigh(matrix)
         return length(torch.where(near, values.log1p(), torch.where(near, 1.0, values).log()))
 
-    def _random(self, shape: Any, generator: torch.Generator | None, dtype: torch.dtype, device: Any) -> Tensor:
+    def _random(
+        self, shape: Any, generator: torch.Generator | None, dtype: torch.dtype, device: Any
+    ) -> Tensor:
         frame = frames.random_frame(shape, generator=generator, dtype=dtype, device=device)
         logs = torch.randn(shape[:-1], generator=generator, dtype=dtype, device=device)
         return _sym(frame * (0.5 * logs).exp().unsqueeze(-2) @ frame.mT)
@@ -114,7 +116,11 @@ class SPD(Manifold):
 
     def _complaint(self, x: Tensor) -> str | None:
         least = float(torch.linalg.eigvalsh(x).amin())
-        return None if least > 0 else f"it is not positive definite, its smallest eigenvalue is {least:.2e}"
+        return (
+            None
+            if least > 0
+            else f"it is not positive definite, its smallest eigenvalue is {least:.2e}"
+        )
 
 
 def _sym(matrix: Tensor) -> Tensor:

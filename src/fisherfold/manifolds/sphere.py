@@ -23,7 +23,9 @@ from fisherfold.manifolds.lengths import holds, length, series
 # cos √t and sin √t / √t up to t = 1/4, and θ / sin θ in w = sin²(θ/2) up to w = 1/20, to the last digit
 _COS = tuple((-1) ** k / math.factorial(2 * k) for k in range(9))
 _SINC = tuple((-1) ** k / math.factorial(2 * k + 1) for k in range(9))
-_ANGLE_OVER_SINE = tuple(4**k * math.factorial(k) ** 2 / math.factorial(2 * k + 1) for k in range(13))
+_ANGLE_OVER_SINE = tuple(
+    4**k * math.factorial(k) ** 2 / math.factorial(2 * k + 1) for k in range(13)
+)
 
 
 class UnitRows(Manifold):
@@ -52,7 +54,13 @@ class UnitRows(Manifold):
             # v - 2 <m, v> / <m, m> m with m = x + y, a reflection at the middle: it keeps lengths near the antipode,
             # where 1 + <x, y> = <m, m> / 2 would cancel, and the rounding of m is no small part of it
             middle = _middle(x, y)
-            v = v - 2 * (middle * v).sum(dim=-1, keepdim=True) / middle.square().sum(dim=-1, keepdim=True) * middle
+            v = (
+                v
+                - 2
+                * (middle * v).sum(dim=-1, keepdim=True)
+                / middle.square().sum(dim=-1, keepdim=True)
+                * middle
+            )
         return self._project(y, v)
 
     def _exp(self, x: Tensor, v: Tensor) -> Tensor:
@@ -74,9 +82,13 @@ class UnitRows(Manifold):
         near = w < 0.05
         far = torch.where(near, 1.0, direction)
         ratio = _angles(x, torch.where(near, -x, y)).unsqueeze(-1) / length(far, keepdim=True)
-        return direction * torch.where(near, series(_ANGLE_OVER_SINE, torch.where(near, w, 0.0)), ratio)
+        return direction * torch.where(
+            near, series(_ANGLE_OVER_SINE, torch.where(near, w, 0.0)), ratio
+        )
 
-    def _random(self, shape: Any, generator: torch.Generator | None, dtype: torch.dtype, device: Any) -> Tensor:
+    def _random(
+        self, shape: Any, generator: torch.Generator | None, dtype: torch.dtype, device: Any
+    ) -> Tensor:
         return _normalized(torch.randn(shape, generator=generator, dtype=dtype, device=device))
 
     def _constraint_error(self, x: Tensor) -> Tensor:

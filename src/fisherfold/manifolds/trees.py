@@ -52,7 +52,9 @@ def flatten(v: Point, batch: int = 0) -> Tensor:
 
 def unflatten(vector: Tensor, like: Point) -> Point:
     """The inverse of ``flatten``; the vector may have batch dimensions before it."""
-    parts = rebuilt(torch.split(vector, [math.prod(leaf.shape) for leaf in leaves(like)], dim=-1), like)
+    parts = rebuilt(
+        torch.split(vector, [math.prod(leaf.shape) for leaf in leaves(like)], dim=-1), like
+    )
     return tree_map(lambda part, leaf: part.reshape((*vector.shape[:-1], *leaf.shape)), parts, like)
 
 
@@ -72,7 +74,9 @@ def dot(u: Tangent, v: Tangent) -> Tensor:
     """The ambient inner product of two unbatched vectors."""
     if isinstance(u, Tensor):
         return torch.dot(u.reshape(-1), v.reshape(-1))
-    return torch.stack([dot(s, t) for s, t in zip(leaves(u), leaves(arranged(v, u)), strict=True)]).sum()
+    return torch.stack(
+        [dot(s, t) for s, t in zip(leaves(u), leaves(arranged(v, u)), strict=True)]
+    ).sum()
 
 
 def is_finite(u: Point) -> bool:

@@ -51,28 +51,43 @@ class Verdict:
 
 def at_most(name: str, measured: float, bound: float) -> Verdict:
     """The verdict that a number does not exceed a bound."""
-    return Verdict(name, measured, bound, measured <= bound, f"measured {measured:.2e}, expected at most {bound:.2e}")
+    return Verdict(
+        name,
+        measured,
+        bound,
+        measured <= bound,
+        f"measured {measured:.2e}, expected at most {bound:.2e}",
+    )
 
 
 def slope_at_least(name: str, measured: float, expected: float, *, slack: float = 0.2) -> Verdict:
     """The verdict that an error falls at least as fast as a power of the step."""
     found = "is only rounding" if math.isinf(measured) else f"falls like t^{measured:.2f}"
     passed = measured >= expected - slack
-    return Verdict(name, measured, expected, passed, f"the error {found}, expected t^{expected:g} or faster")
+    return Verdict(
+        name, measured, expected, passed, f"the error {found}, expected t^{expected:g} or faster"
+    )
 
 
-def slope(steps: Sequence[float], errors: Sequence[float], noise: float, *, bend: float = 0.05) -> float:
+def slope(
+    steps: Sequence[float], errors: Sequence[float], noise: float, *, bend: float = 0.05
+) -> float:
     """The slope of ``log error`` over ``log step`` on the longest straight piece above the rounding noise."""
     if not all(map(math.isfinite, errors)):
         return math.nan
-    points = [(math.log(t), math.log(e)) for t, e in zip(steps, errors, strict=True) if e > 10 * noise]
+    points = [
+        (math.log(t), math.log(e)) for t, e in zip(steps, errors, strict=True) if e > 10 * noise
+    ]
     if len(points) < 3:
         return math.inf
     local = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(points)]
     best = local[:1]
     for start in range(len(local)):
         stop = start + 1
-        while stop < len(local) and max(local[start : stop + 1]) - min(local[start : stop + 1]) <= bend:
+        while (
+            stop < len(local)
+            and max(local[start : stop + 1]) - min(local[start : stop + 1]) <= bend
+        ):
             stop += 1
         # Among equally long pieces the one at smaller steps is nearer to the limit.
         if stop - start >= len(best):
@@ -127,7 +142,11 @@ def check_retraction(
     suffix = "" if against == "acceleration" else ", against exp"
     eps = max(torch.finfo(leaf.dtype).eps for leaf in leaves(x))
     noise = 2 * eps * _length(x)
-    return slope_at_least(f"retraction {method!r} is of order {order}{suffix}", slope(_STEPS, errors, noise), order + 1)
+    return slope_at_least(
+        f"retraction {method!r} is of order {order}{suffix}",
+        slope(_STEPS, errors, noise),
+        order + 1,
+    )
 
 
 def _length(tree: Point | Tensor) -> float:

@@ -6,6 +6,14 @@ from fisherfold.optim.optimizer import SphereOptimizer
 from fisherfold.optim.presets import KFAC, MKFAC, SGDG
 
 __all__ = [
-    "KFAC", "MKFAC", "SGDG", "Finding", "SphereOptimizer", "TrainerFactory", "find_scale_invariant",
-    "guess_from_structure", "param_groups", "register_with_timm",
-]  # fmt: skip
+    "KFAC",
+    "MKFAC",
+    "SGDG",
+    "Finding",
+    "SphereOptimizer",
+    "TrainerFactory",
+    "find_scale_invariant",
+    "guess_from_structure",
+    "param_groups",
+    "register_with_timm",
+]

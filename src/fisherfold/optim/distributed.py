@@ -40,7 +40,9 @@ def whole(t: Tensor, like: Tensor) -> Tensor:
     if not is_sharded(like):
         return t
     mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
-    sharded = DTensor.from_local(t, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
+    sharded = DTensor.from_local(
+        t, mesh, placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
     return sharded.full_tensor()
 
 
@@ -67,7 +69,9 @@ def sum_over_processes(tensors: Sequence[Tensor], group: Any) -> None:
     for members in kinds.values():
         bucket = torch.cat([t.reshape(-1) for t in members])
         dist.all_reduce(bucket, group=group)
-        for t, summed in zip(members, torch.split(bucket, [t.numel() for t in members]), strict=True):
+        for t, summed in zip(
+            members, torch.split(bucket, [t.numel() for t in members]), strict=True
+        ):
             t.copy_(summed.view_as(t))
 
 

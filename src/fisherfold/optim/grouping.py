@@ -31,7 +31,10 @@ class Entry(NamedTuple):
 def entries_of(group: Mapping[str, Any]) -> list[Entry]:
     """The entries of a group."""
     names = group.get("param_names") or [f"parameter {i}" for i in range(len(group["params"]))]
-    return [Entry(*e) for e in zip(group["params"], names, group["spheres"], group["splits"], strict=True)]
+    return [
+        Entry(*e)
+        for e in zip(group["params"], names, group["spheres"], group["splits"], strict=True)
+    ]
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -55,12 +58,16 @@ def findings_of(
         invariant = "modules" if example_input is None else "probe"
     if invariant == "probe":
         if example_input is None:
-            raise ValueError("invariant='probe' needs example_input, a batch that the model accepts")
+            raise ValueError(
+                "invariant='probe' needs example_input, a batch that the model accepts"
+            )
         return find_scale_invariant(model, example_input)
     if invariant == "modules":
         return guess_from_structure(model)
     if invariant == "none":
-        return {name: Finding("none", 0, "invariant='none'") for name, _ in model.named_parameters()}
+        return {
+            name: Finding("none", 0, "invariant='none'") for name, _ in model.named_parameters()
+        }
     raise ValueError(
         f"invariant must be 'probe', 'modules', 'none' or a mapping from names to kinds, got {invariant!r}"
     )
@@ -74,7 +81,9 @@ def _named(model: nn.Module, kinds: Mapping[str, str | int]) -> dict[str, Findin
     found = {}
     for name, kind in kinds.items():
         parameter = parameters[name]
-        spheres = {"row": len(parameter) if parameter.ndim else 0, "tensor": 1, "none": 0}.get(kind, kind)  # type: ignore[arg-type]
+        rows = len(parameter) if parameter.ndim else 0
+        named = {"row": rows, "tensor": 1, "none": 0}
+        spheres = named.get(kind, kind) if isinstance(kind, str) else kind
         if (
             not isinstance(spheres, int)
             or spheres < 0
@@ -84,7 +93,15 @@ def _named(model: nn.Module, kinds: Mapping[str, str | int]) -> dict[str, Findin
                 f"invariant[{name!r}] must be 'row', 'tensor', 'none' or a number of spheres that divides the rows of "
                 f"a weight with two or more dimensions, got {kind!r} for shape {tuple(parameter.shape)}"
             )
-        word = "none" if not spheres else "row" if spheres == len(parameter) else "tensor" if spheres == 1 else "group"
+        word = (
+            "none"
+            if not spheres
+            else "row"
+            if spheres == len(parameter)
+            else "tensor"
+            if spheres == 1
+            else "group"
+        )
         found[name] = Finding(word, spheres, "given by the user")  # type: ignore[arg-type]
     return found
 
@@ -97,7 +114,11 @@ def split_of(model: nn.Module) -> dict[str, int]:
             name = f"{prefix}.{key}" if prefix else key
             if parameter is None or parameter.ndim < 2:
                 continue
-            joint = key == "in_proj_weight" or prefix.split(".")[-1] in {"qkv", "in_proj", "query_key_value"}
+            joint = key == "in_proj_weight" or prefix.split(".")[-1] in {
+                "qkv",
+                "in_proj",
+                "query_key_value",
+            }
             if isinstance(module, nn.modules.conv._ConvNd) and not module.transposed:
                 found[name] = module.groups
             elif joint and len(parameter) == 3 * parameter.shape[1]:
@@ -112,8 +133,15 @@ def hidden_matrices(model: nn.Module) -> set[str]:
     for prefix, module in model.named_modules():
         linear = isinstance(module, MATRICES) or type(module).__name__ == "Conv1D"
         for key, parameter in module._parameters.items():
-            wanted = (linear and key == "weight") or (isinstance(module, nn.MultiheadAttention) and "proj" in key)
-            if wanted and parameter is not None and parameter.ndim >= 2 and min(parameter.flatten(1).shape) > 1:
+            wanted = (linear and key == "weight") or (
+                isinstance(module, nn.MultiheadAttention) and "proj" in key
+            )
+            if (
+                wanted
+                and parameter is not None
+                and parameter.ndim >= 2
+                and min(parameter.flatten(1).shape) > 1
+            ):
                 found.append((f"{prefix}.{key}" if prefix else key, parameter))
     return {name for name, parameter in found[:-1] if id(parameter) not in shared}
 
@@ -129,14 +157,29 @@ def groups_of(
 ) -> list[dict[str, Any]]:
     """Parameter groups: spheres, hidden matrices, other matrices, and vectors without weight decay."""
     hidden, splits = hidden_matrices(model), split_of(model)
-    named: dict[str, list[tuple[str, nn.Parameter]]] = {"spheres": [], "hidden": [], "matrices": [], "vectors": []}
+    named: dict[str, list[tuple[str, nn.Parameter]]] = {
+        "spheres": [],
+        "hidden": [],
+        "matrices": [],
+        "vectors": [],
+    }
     for name, parameter in model.named_parameters():
         finding = findings.get(name)
         spheres = finding.spheres if finding else 0
         if spheres and not _directed(parameter, spheres):
-            warn(f"{name} has rows of zero or NaN, which have no direction: it is not put on spheres")
+            warn(
+                f"{name} has rows of zero or NaN, which have no direction: it is not put on spheres"
+            )
             spheres = 0
-        kind = "spheres" if spheres else "hidden" if name in hidden else "matrices" if parameter.ndim > 1 else "vectors"
+        kind = (
+            "spheres"
+            if spheres
+            else "hidden"
+            if name in hidden
+            else "matrices"
+            if parameter.ndim > 1
+            else "vectors"
+        )
         named[kind].append((name, parameter))
     other = "sgd" if rest in {"sgd", "kfac"} else "adamw"
     rules = {"spheres": "spheres", "hidden": other, "matrices": other, "vectors": other}
@@ -151,7 +194,9 @@ def groups_of(
         group: dict[str, Any] = {"params": members, "rule": rules[kind]}
         group["spheres"] = [findings[n].spheres if kind == "spheres" else 0 for n, _ in members]
         group["splits"] = [splits.get(n, 1) for n, _ in members]
-        group["lr"] = lr if kind == "spheres" else rest_lr if rest_lr is not None else RATES[rules[kind]]
+        group["lr"] = (
+            lr if kind == "spheres" else rest_lr if rest_lr is not None else RATES[rules[kind]]
+        )
         group["weight_decay"] = 0.0 if kind in {"spheres", "vectors"} else weight_decay
         groups.append(group)
     return groups
@@ -182,13 +227,20 @@ def filled(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, A
     group["splits"] = list(group.get("splits") or [1] * len(params))
     if group["rule"] == "spheres" and group["weight_decay"]:
         if given.get("weight_decay"):
-            warn("weight decay has no meaning for weights on spheres, whose norms are fixed; it is ignored there")
+            warn(
+                "weight decay has no meaning for weights on spheres, whose norms are fixed; it is ignored there"
+            )
         group["weight_decay"] = 0.0
     return group
 
 
 def check_number(
-    name: str, value: Any, *, above: float | None = None, least: float | None = None, below: float | None = None
+    name: str,
+    value: Any,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    below: float | None = None,
 ) -> None:
     """Check the range of a number; tensors are taken as they are, since a look at them is a synchronisation."""
     if isinstance(value, Tensor):

@@ -78,6 +78,10 @@ def register_with_timm(name: str = "sphere") -> None:
     from timm.optim._optim_factory import OptimInfo, default_registry
 
     info = OptimInfo(
-        name, SphereOptimizer, "angles along spectral directions on spheres", has_eps=False, has_momentum=True
+        name,
+        SphereOptimizer,
+        "angles along spectral directions on spheres",
+        has_eps=False,
+        has_momentum=True,
     )
     default_registry.register(info)

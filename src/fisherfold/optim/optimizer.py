@@ -126,11 +126,29 @@ class SphereOptimizer(torch.optim.Optimizer):
             self.findings = findings_of(self.model, invariant, example_input)
             if not isinstance(invariant, Mapping) and invariant != "none":
                 self._warn_without_spheres(rest, example_input)
-            groups = groups_of(self.model, self.findings, lr=lr, rest=rest, rest_lr=rest_lr, weight_decay=weight_decay)
+            groups = groups_of(
+                self.model,
+                self.findings,
+                lr=lr,
+                rest=rest,
+                rest_lr=rest_lr,
+                weight_decay=weight_decay,
+            )
         else:
             groups = _given_groups(groups, type(self).__name__)
-        defaults: dict[str, Any] = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "damping": damping}
-        defaults |= {"rule": "adamw", "direction": direction, "nesterov": self._nesterov, "steps": 0, "due": 0}
+        defaults: dict[str, Any] = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "damping": damping,
+        }
+        defaults |= {
+            "rule": "adamw",
+            "direction": direction,
+            "nesterov": self._nesterov,
+            "steps": 0,
+            "due": 0,
+        }
         super().__init__(groups, defaults)
         self.curvature = Curvature(every, process_group, relative=self._relative, mean=self._mean)
         self._follow()
@@ -223,26 +241,38 @@ class SphereOptimizer(torch.optim.Optimizer):
             elif rule == "sgd":
                 rest.sgd_step(weights, gradients, states, group)
             elif rule == "kfac":
-                rest.sgd_step(weights, self._directions("natural", gradients, entries), states, group)
+                rest.sgd_step(
+                    weights, self._directions("natural", gradients, entries), states, group
+                )
             else:
                 self._orthogonal(group, entries, weights, gradients, states)
         for parameter, weight in zip(parameters, weights, strict=True):
             if weight is not parameter:
                 parameter.copy_(weight)
 
-    def _on_spheres(self, group: dict[str, Any], entries: list[Entry], weights: list[Tensor]) -> None:
+    def _on_spheres(
+        self, group: dict[str, Any], entries: list[Entry], weights: list[Tensor]
+    ) -> None:
         """Momentum at unit norm, direction, rotation."""
-        geometries = [Spheres(weight, entry) for weight, entry in zip(weights, entries, strict=True)]
+        geometries = [
+            Spheres(weight, entry) for weight, entry in zip(weights, entries, strict=True)
+        ]
         momenta = []
         for entry, geometry in zip(entries, geometries, strict=True):
             scaled = geometry.at_unit_norm(entry.parameter.grad)  # type: ignore[arg-type]
             buffer = local(self._state(entry.parameter, "sgd")["momentum"])
             torch.add(scaled, buffer, alpha=group["momentum"], out=buffer)
-            momenta.append(scaled.add_(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer)
+            momenta.append(
+                scaled.add_(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer
+            )
         directions = self._directions(group["direction"], momenta, entries)
         arranged = [g.arrange(d) for g, d in zip(geometries, directions, strict=True)]
         for device in {g.blocks.device for g in geometries}:
-            here = [(g, d) for g, d in zip(geometries, arranged, strict=True) if g.blocks.device == device]
+            here = [
+                (g, d)
+                for g, d in zip(geometries, arranged, strict=True)
+                if g.blocks.device == device
+            ]
             blocks, radii = [g.blocks for g, _ in here], [g.radius for g, _ in here]
             rotate_all_(blocks, [d for _, d in here], radii, group["lr"], by_angle=self._by_angle)
         for geometry in geometries:
@@ -259,7 +289,11 @@ class SphereOptimizer(torch.optim.Optimizer):
         momenta = []
         for gradient, state in zip(gradients, states, strict=True):
             buffer = state["momentum"].mul_(group["momentum"]).add_(gradient)
-            momenta.append(local(gradient.add(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer))
+            momenta.append(
+                local(
+                    gradient.add(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer
+                )
+            )
         directions = self._directions("spectral", momenta, entries)
         shapes = [(len(e.parameter) // e.splits, e.parameter[0].numel()) for e in entries]
         rest.orthogonal_step([local(w) for w in weights], directions, shapes, group)
@@ -284,7 +318,9 @@ class SphereOptimizer(torch.optim.Optimizer):
         state: dict[str, Tensor] = self.state[parameter]
         if ("exp_avg" if rule == "adamw" else "momentum") not in state:
             like = torch.zeros_like(
-                parameter, dtype=torch.float32 if parameter.dtype in NARROW else None, requires_grad=False
+                parameter,
+                dtype=torch.float32 if parameter.dtype in NARROW else None,
+                requires_grad=False,
             )
             state.update(rest.new_adam_state(like) if rule == "adamw" else {"momentum": like})
         return state
@@ -292,19 +328,27 @@ class SphereOptimizer(torch.optim.Optimizer):
     # ------------------------------------------------------------------ checks
 
     def _check_gradients(self) -> None:
-        pairs = [(e, local(e.parameter.grad)) for e in self._entries() if e.parameter.grad is not None]
+        pairs = [
+            (e, local(e.parameter.grad)) for e in self._entries() if e.parameter.grad is not None
+        ]
         gradients = [g for _, g in pairs]
         if not gradients or _capturing():
             return
         if any(g.is_sparse for g in gradients):
-            raise ValueError("sparse gradients are not supported: build the embedding with sparse=False")
+            raise ValueError(
+                "sparse gradients are not supported: build the embedding with sparse=False"
+            )
         sizes = torch._foreach_norm(gradients, float("inf"))
-        bad = not bool(torch.isfinite(torch.stack([s.float().to(sizes[0].device) for s in sizes])).all())
+        bad = not bool(
+            torch.isfinite(torch.stack([s.float().to(sizes[0].device) for s in sizes])).all()
+        )
         if any(is_sharded(e.parameter) for e, _ in pairs):  # all ranks stop, or none
             bad = any_process(bad, self.curvature.group)
         if not bad:
             return
-        names = [e.name for (e, _), s in zip(pairs, sizes, strict=True) if not bool(torch.isfinite(s))]
+        names = [
+            e.name for (e, _), s in zip(pairs, sizes, strict=True) if not bool(torch.isfinite(s))
+        ]
         listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         listed = listed or "a shard of another process"
         self.curvature.prepare(self.param_groups[0])  # forget what came with it
@@ -315,7 +359,11 @@ class SphereOptimizer(torch.optim.Optimizer):
 
     def _warn_without_spheres(self, rest: str, example_input: Any) -> None:
         if not any(finding.spheres for finding in self.findings.values()):
-            hint = "" if example_input is not None else "give example_input to let the model be probed, or "
+            hint = (
+                ""
+                if example_input is not None
+                else "give example_input to let the model be probed, or "
+            )
             warn(
                 f"no weight of {type(self.model).__name__} was found to be scale invariant, as weights in front of "
                 f"normalisation layers are: nothing is on spheres, the angle has no effect, and all parameters get "
@@ -331,12 +379,19 @@ class SphereOptimizer(torch.optim.Optimizer):
         lost = [n for n, p in named if p.requires_grad and p.grad is not None and id(p) not in own]
         if lost and not self._said & {"lost"}:
             self._said.add("lost")
-            warn(f"the model has changed since its optimizer was made, which does not move {', '.join(lost[:3])}")
+            warn(
+                f"the model has changed since its optimizer was made, which does not move {', '.join(lost[:3])}"
+            )
         frozen = [
-            n for n, m in self.model.named_modules()
+            n
+            for n, m in self.model.named_modules()
             if isinstance(m, BatchNorms) and m.track_running_stats and not m.training
-        ]  # fmt: skip
-        if frozen and not self._said & {"frozen"} and any(group["rule"] == "spheres" for group in self.param_groups):
+        ]
+        if (
+            frozen
+            and not self._said & {"frozen"}
+            and any(group["rule"] == "spheres" for group in self.param_groups)
+        ):
             self._said.add("frozen")
             warn(
                 f"batch norms are in evaluation mode while training ({', '.join(frozen[:3])}), so that the weights "
@@ -353,11 +408,15 @@ class SphereOptimizer(torch.optim.Optimizer):
         """The entries whose direction is natural, by name."""
         found = {}
         for group in self.param_groups:
-            if (group["rule"] == "spheres" and group["direction"] == "natural") or group["rule"] == "kfac":
+            if (group["rule"] == "spheres" and group["direction"] == "natural") or group[
+                "rule"
+            ] == "kfac":
                 found.update({entry.name: entry for entry in entries_of(group)})
         return found
 
-    def refresh(self, batches: Iterable[Any], loss_fn: Callable[..., Tensor], *, sampler: Any = None) -> None:
+    def refresh(
+        self, batches: Iterable[Any], loss_fn: Callable[..., Tensor], *, sampler: Any = None
+    ) -> None:
         """Renew the curvature from whole batches, as in the paper's schedule; weights, gradients and buffers stay.
 
         Args:
@@ -402,31 +461,50 @@ class SphereOptimizer(torch.optim.Optimizer):
         saved = [i for group in groups for i in group["params"]]
         entries = list(self._entries())
         if len(saved) != len(entries):
-            raise ValueError(f"the state is that of another model: {len(saved)} parameters, {len(entries)} expected")
+            raise ValueError(
+                f"the state is that of another model: {len(saved)} parameters, {len(entries)} expected"
+            )
         names = [n for group in groups for n in group.get("param_names", [])]
         for name, entry in zip(names, entries, strict=bool(names)):
             if name != entry.name:
-                raise ValueError(f"the state is that of another model: it has {name} where {entry.name} is expected")
+                raise ValueError(
+                    f"the state is that of another model: it has {name} where {entry.name} is expected"
+                )
         for index, entry in zip(saved, entries, strict=True):
             for key, value in state_dict["state"].get(index, {}).items():
                 if not isinstance(value, Tensor):
                     continue
-                if key in {"momentum", "exp_avg", "master"} and value.shape != entry.parameter.shape:
+                if (
+                    key in {"momentum", "exp_avg", "master"}
+                    and value.shape != entry.parameter.shape
+                ):
                     shapes = f"{tuple(value.shape)}, expected {tuple(entry.parameter.shape)}"
-                    raise ValueError(f"the state is that of another model: {entry.name} has shape {shapes}")
+                    raise ValueError(
+                        f"the state is that of another model: {entry.name} has shape {shapes}"
+                    )
                 if not bool(torch.isfinite(value).all()):
-                    raise ValueError(f"the state is damaged: {key} of {entry.name} is not finite; nothing was loaded")
+                    raise ValueError(
+                        f"the state is damaged: {key} of {entry.name} is not finite; nothing was loaded"
+                    )
         for theirs, mine in zip(groups, self.param_groups, strict=False):
             for key in ("rule", "direction", "spheres"):
-                if theirs.get(key, mine[key]) != mine[key] and (key != "direction" or mine["rule"] == "spheres"):
+                if theirs.get(key, mine[key]) != mine[key] and (
+                    key != "direction" or mine["rule"] == "spheres"
+                ):
                     raise ValueError(
                         f"the state is that of another optimizer: {key}={theirs[key]!r} where {mine[key]!r} is expected"
                     )
         super().load_state_dict(state_dict)
-        for index, entry in zip(saved, entries, strict=True):  # torch casts states to the dtype of the parameter
+        for index, entry in zip(
+            saved, entries, strict=True
+        ):  # torch casts states to the dtype of the parameter
             for key, value in state_dict["state"].get(index, {}).items():
                 mine = self.state[entry.parameter].get(key)
-                if isinstance(value, Tensor) and isinstance(mine, Tensor) and value.dtype != mine.dtype:
+                if (
+                    isinstance(value, Tensor)
+                    and isinstance(mine, Tensor)
+                    and value.dtype != mine.dtype
+                ):
                     self.state[entry.parameter][key] = value.detach().clone().to(mine.device)
 
 
@@ -441,7 +519,11 @@ def _given_groups(groups: Any, own: str) -> list[Any]:
         groups = [groups]
     with suppress(TypeError):
         groups = list(groups)
-    if not isinstance(groups, list) or not all(isinstance(g, dict) and "rule" in g for g in groups) or not groups:
+    if (
+        not isinstance(groups, list)
+        or not all(isinstance(g, dict) and "rule" in g for g in groups)
+        or not groups
+    ):
         raise TypeError(
             f"{own} needs the module to find the weights that belong on spheres, and was given bare parameters; "
             f"pass the module: {own}(model, ...), or groups from fisherfold.optim.param_groups"

@@ -87,10 +87,19 @@ class MKFAC(_Preset):
         check_number("manifold_lr", manifold_lr, above=0.0)
         self._mean = reduction == "mean"
         super().__init__(
-            model, manifold_lr, direction="natural", rest=rest, rest_lr=lr, momentum=momentum,
-            weight_decay=weight_decay, damping=damping, every=every, invariant=invariant, example_input=example_input,
+            model,
+            manifold_lr,
+            direction="natural",
+            rest=rest,
+            rest_lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            damping=damping,
+            every=every,
+            invariant=invariant,
+            example_input=example_input,
             process_group=process_group,
-        )  # fmt: skip
+        )
 
 
 class KFAC(_Preset):
@@ -125,9 +134,18 @@ class KFAC(_Preset):
         choice("reduction", reduction, ("mean", "sum"))
         self._mean = reduction == "mean"
         super().__init__(
-            model, lr, direction="natural", rest="kfac", rest_lr=lr, momentum=momentum, weight_decay=weight_decay,
-            damping=damping, every=every, invariant="none", process_group=process_group,
-        )  # fmt: skip
+            model,
+            lr,
+            direction="natural",
+            rest="kfac",
+            rest_lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            damping=damping,
+            every=every,
+            invariant="none",
+            process_group=process_group,
+        )
 
 
 class SGDG(_Preset):
@@ -159,6 +177,14 @@ class SGDG(_Preset):
     ) -> None:
         check_number("manifold_lr", manifold_lr, above=0.0)
         super().__init__(
-            model, manifold_lr, direction="gradient", rest="sgd", rest_lr=lr, momentum=momentum,
-            weight_decay=weight_decay, every=0, invariant=invariant, example_input=example_input,
-        )  # fmt: skip
+            model,
+            manifold_lr,
+            direction="gradient",
+            rest="sgd",
+            rest_lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            every=0,
+            invariant=invariant,
+            example_input=example_input,
+        )

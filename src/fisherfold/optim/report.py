@@ -44,7 +44,10 @@ def diagnose(optimizer: Any) -> dict[str, Diagnosis]:
         flat = gradient.reshape(blocks.shape)
         along = (flat - tangent(blocks, flat)).norm() / flat.norm().clamp_min(1e-30)
         if entry.spheres:
-            flat, direction = tangent(blocks, flat), tangent(blocks, direction.reshape(blocks.shape))
+            flat, direction = (
+                tangent(blocks, flat),
+                tangent(blocks, direction.reshape(blocks.shape)),
+            )
         found[name] = Diagnosis(_cosine(direction, flat), float(along))
     return found
 
@@ -72,10 +75,15 @@ def treatment_table(optimizer: Any) -> str:
                 with_curvature += has
                 refused = optimizer.curvature.refused.get(name)
                 why += f"; {refused}" if refused else "" if has else "; no curvature yet"
-            rows.append((name, "×".join(map(str, p.shape)), treatment, f"{float(group['lr']):g}", why))
+            rows.append(
+                (name, "×".join(map(str, p.shape)), treatment, f"{float(group['lr']):g}", why)
+            )
             total += p.numel()
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[4]]) for row in rows]
+    lines = [
+        "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[4]])
+        for row in rows
+    ]
     last = f"{counted(total, 'parameter')}, {100 * on_spheres / max(total, 1):.1f} % of them on spheres"
     if curved:
         last += (

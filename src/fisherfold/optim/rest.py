@@ -16,7 +16,10 @@ MATCH = 0.2  # the root mean square of AdamW's updates, which orthogonalised ste
 
 
 def adamw_step(
-    weights: list[Tensor], gradients: list[Tensor], states: Sequence[dict[str, Tensor]], group: dict[str, Any]
+    weights: list[Tensor],
+    gradients: list[Tensor],
+    states: Sequence[dict[str, Tensor]],
+    group: dict[str, Any],
 ) -> None:
     """AdamW, with torch's own implementation."""
     adam(
@@ -40,7 +43,10 @@ def adamw_step(
 
 
 def sgd_step(
-    weights: list[Tensor], gradients: list[Tensor], states: Sequence[dict[str, Tensor]], group: dict[str, Any]
+    weights: list[Tensor],
+    gradients: list[Tensor],
+    states: Sequence[dict[str, Tensor]],
+    group: dict[str, Any],
 ) -> None:
     """SGD with momentum, with torch's own implementation; the first step begins from a zero buffer."""
     sgd(
@@ -58,7 +64,10 @@ def sgd_step(
 
 
 def orthogonal_step(
-    weights: list[Tensor], directions: list[Tensor], shapes: Sequence[tuple[int, int]], group: dict[str, Any]
+    weights: list[Tensor],
+    directions: list[Tensor],
+    shapes: Sequence[tuple[int, int]],
+    group: dict[str, Any],
 ) -> None:
     """W ← (1 - η wd) W - 0.2 η √max(m, n) O: with orthogonal O the step is as long as one of AdamW at rate η."""
     lr = group["lr"]
@@ -71,4 +80,8 @@ def orthogonal_step(
 def new_adam_state(weight: Tensor) -> dict[str, Tensor]:
     """What AdamW keeps for a weight."""
     step = torch.zeros((), dtype=torch.float32, device=weight.device if weight.is_cuda else "cpu")
-    return {"step": step, "exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
+    return {
+        "step": step,
+        "exp_avg": torch.zeros_like(weight),
+        "exp_avg_sq": torch.zeros_like(weight),
+    }

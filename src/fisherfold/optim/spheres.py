@@ -76,7 +76,12 @@ class Spheres:
 
 
 def rotate_all_(
-    ws: Sequence[Tensor], ds: Sequence[Tensor], radii: Sequence[Tensor], lr: float | Tensor, *, by_angle: bool
+    ws: Sequence[Tensor],
+    ds: Sequence[Tensor],
+    radii: Sequence[Tensor],
+    lr: float | Tensor,
+    *,
+    by_angle: bool,
 ) -> None:
     """``rotate`` for many weights of one device in place: two reductions and one update each, all angles at once.
 
@@ -85,9 +90,15 @@ def rotate_all_(
     radius = torch.cat([r.flatten() for r in radii])
     eps, tiny = torch.finfo(radius.dtype).eps, torch.finfo(radius.dtype).tiny
     length = torch.cat([norms(d).flatten() for d in ds]).clamp_min(tiny)
-    cosine = torch.cat([inner(d, w).flatten() for d, w in zip(ds, ws, strict=True)]) / radius.clamp_min(tiny) / length
+    cosine = (
+        torch.cat([inner(d, w).flatten() for d, w in zip(ds, ws, strict=True)])
+        / radius.clamp_min(tiny)
+        / length
+    )
     rest = 1 - cosine.square()
-    moves = ((rest > 8 * eps) & (length > tiny)).to(radius)  # what is left of a radial direction is rounding
+    moves = ((rest > 8 * eps) & (length > tiny)).to(
+        radius
+    )  # what is left of a radial direction is rounding
     sine_of_d = rest.clamp_min(eps).sqrt()
     angle = (moves * lr if by_angle else moves * lr * length * sine_of_d).clamp(max=MAX_ANGLE)
     sine = torch.sin(angle) / sine_of_d

@@ -8,5 +8,12 @@ from fisherfold.problems.loss import LossProblem
 from fisherfold.problems.nll import NLLProblem
 
 __all__ = [
-    "GaussianModel", "Hessian", "LossProblem", "NLLProblem", "Problem", "Snapshot", "check_fisher", "check_gradient",
-]  # fmt: skip
+    "GaussianModel",
+    "Hessian",
+    "LossProblem",
+    "NLLProblem",
+    "Problem",
+    "Snapshot",
+    "check_fisher",
+    "check_gradient",
+]

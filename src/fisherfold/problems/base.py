@@ -56,7 +56,9 @@ class Problem(ABC):
         """The Riemannian gradient of ``loss``; a subclass has this or ``loss_and_gradient``."""
         return self.loss_and_gradient(x, batch)[1]
 
-    def fisher(self, x: Point, batch: Tensor | None = None, *, kind: str = "exact") -> FisherOperator:
+    def fisher(
+        self, x: Point, batch: Tensor | None = None, *, kind: str = "exact"
+    ) -> FisherOperator:
         """The Fisher information at ``x`` as an operator on the tangent space.
 
         ``kind``: one of ``fisher_kinds``. Raises NotImplementedError if the problem has none.
@@ -97,7 +99,9 @@ class Problem(ABC):
         """Anchor a variance-reduced epoch at ``x``."""
         return Snapshot(self, x)
 
-    def descend(self, x: Point, batches: Iterable[Tensor], *, step: Callable[[int], float]) -> Point:
+    def descend(
+        self, x: Point, batches: Iterable[Tensor], *, step: Callable[[int], float]
+    ) -> Point:
         """Make one plain gradient step per batch: x ← R_x(-η_k g_B(x)).
 
         A problem whose steps are tiny overrides this to fuse them.
@@ -137,7 +141,9 @@ class Snapshot:
         """The variance-reduced gradient at ``x``."""
         manifold = self.problem.manifold
         correction = combine(1.0, self.full_gradient, -1.0, self.problem.gradient(self.x, batch))
-        found = combine(1.0, self.problem.gradient(x, batch), 1.0, manifold.transport(self.x, x, correction))
+        found = combine(
+            1.0, self.problem.gradient(x, batch), 1.0, manifold.transport(self.x, x, correction)
+        )
         # near a minimum the parts cancel, and what their rounding has left outside the tangent space would count
         return manifold.project(x, found)
 
@@ -150,10 +156,18 @@ class Snapshot:
             self._full_fisher[kind] = self.problem.fisher(self.x, kind=kind)
         drawn = torch.unique(batch)
         at_anchor, at_x = (self.problem.fisher(point, drawn, kind=kind) for point in (self.x, x))
-        return self._full_fisher[kind].moved(at_anchor, at_x, drawn, len(drawn) / self.problem.n_samples)
+        return self._full_fisher[kind].moved(
+            at_anchor, at_x, drawn, len(drawn) / self.problem.n_samples
+        )
 
     def epoch(
-        self, x: Point, batches: Iterable[Tensor], *, step: float, kind: str | None = None, damping: float = 0.0
+        self,
+        x: Point,
+        batches: Iterable[Tensor],
+        *,
+        step: float,
+        kind: str | None = None,
+        damping: float = 0.0,
     ) -> Point:
         """Make the inner steps of one epoch: x ← R_x(-t d) with d = g, or d = (F + λ I)⁻¹ g when a kind is given.
 
@@ -186,9 +200,13 @@ def check_data(**columns: Any) -> None:
             raise ValueError(f"{name} must hold at least one sample, got shape {tuple(data.shape)}")
         if len(data) != len(like):
             counts = f"{len(like)} and {len(data)}"
-            raise ValueError(f"{first} and {name} must have the same number of samples, got {counts}")
+            raise ValueError(
+                f"{first} and {name} must have the same number of samples, got {counts}"
+            )
         if data.device != like.device:
-            raise ValueError(f"{first} and {name} must be on one device, got {like.device} and {data.device}")
+            raise ValueError(
+                f"{first} and {name} must be on one device, got {like.device} and {data.device}"
+            )
         if data.is_floating_point() and not bool(torch.isfinite(data).all()):
             raise ValueError(f"{name} must be finite, got NaN or infinite entries")
 
@@ -200,7 +218,9 @@ def check_theta(manifold: Manifold, theta: Point, data: Sequence[Tensor]) -> Non
         if data and leaf.device != data[0].device:
             raise ValueError(f"theta must be on {data[0].device} like the data, got {leaf.device}")
         if floating and leaf.dtype != floating[0]:
-            raise ValueError(f"theta must have the dtype {floating[0]} of the data x, got {leaf.dtype}")
+            raise ValueError(
+                f"theta must have the dtype {floating[0]} of the data x, got {leaf.dtype}"
+            )
     manifold.check_point(theta, name="theta")
 
 
@@ -215,4 +235,6 @@ def check_batch(batch: Tensor, n_samples: int) -> None:
     if len(batch) == 0:
         raise ValueError("batch must hold at least one sample, got none")
     if int(batch.min()) < 0 or int(batch.max()) >= n_samples:
-        raise ValueError(f"batch must lie in 0..{n_samples - 1}, got {int(batch.min())}..{int(batch.max())}")
+        raise ValueError(
+            f"batch must lie in 0..{n_samples - 1}, got {int(batch.min())}..{int(batch.max())}"
+        )

@@ -27,8 +27,14 @@ class LastPoint(Generic[T]):
     def get(self, x: Point, batch: Tensor | None = None) -> T | None:
         """What was kept for this point and batch."""
         tensors = _tensors(x, batch)
-        same = len(tensors) == len(self._tensors) and all(a is b for a, b in zip(tensors, self._tensors, strict=True))
-        return self._value if same and self._versions == [tensor._version for tensor in tensors] else None
+        same = len(tensors) == len(self._tensors) and all(
+            a is b for a, b in zip(tensors, self._tensors, strict=True)
+        )
+        return (
+            self._value
+            if same and self._versions == [tensor._version for tensor in tensors]
+            else None
+        )
 
     def put(self, x: Point, value: T, batch: Tensor | None = None) -> T:
         """Keep a value in place of the last one."""

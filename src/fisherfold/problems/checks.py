@@ -20,13 +20,19 @@ from fisherfold.problems.base import Problem
 
 _STEPS = [0.3 * 10 ** (-k / 4) for k in range(19)]
 _LARGE = 0.05  # a divergence at which, and below, its quadratic model holds
-_NO_STEPS = [1e-9 * 0.8**k for k in range(8)]  # a divergence has 1e-17 of that of the first step there: all is rounding
-_MARGIN = 5.0  # of a measured error, of which derivatives of smooth losses are off by less than half
+_NO_STEPS = [
+    1e-9 * 0.8**k for k in range(8)
+]  # a divergence has 1e-17 of that of the first step there: all is rounding
+_MARGIN = (
+    5.0  # of a measured error, of which derivatives of smooth losses are off by less than half
+)
 _HALVINGS = 30  # of the step of a difference
 _SUMS = 1e3  # roundings of a gradient, in units of the precision
 
 
-def check_gradient(problem: Problem, x: Point | None = None, d: Tangent | None = None, *, seed: int = 0) -> Verdict:
+def check_gradient(
+    problem: Problem, x: Point | None = None, d: Tangent | None = None, *, seed: int = 0
+) -> Verdict:
     """Compare a gradient with the derivative of the loss along a retraction.
 
     In float64 a gradient that is off by 1e-6 of its length is found out, mostly one that is off by 1e-9.
@@ -49,7 +55,9 @@ def check_gradient(problem: Problem, x: Point | None = None, d: Tangent | None =
     size = _size(x)
     length = float(manifold.norm(x, d))
     if given and not 0 < length < math.inf:  # a manifold of dimension 0 has no other vectors
-        raise ValueError(f"d must be a tangent vector of positive length, got one of length {length}")
+        raise ValueError(
+            f"d must be a tangent vector of positive length, got one of length {length}"
+        )
     value, gradient = problem.loss_and_gradient(x)
     along, steepest = float(manifold.inner(x, gradient, d)), float(manifold.norm(x, gradient))
     precision = max(torch.finfo(value.dtype).eps, torch.finfo(leaves(x)[0].dtype).eps)
@@ -64,7 +72,12 @@ def check_gradient(problem: Problem, x: Point | None = None, d: Tangent | None =
 
 
 def check_fisher(
-    problem: Problem, x: Point | None = None, d: Tangent | None = None, *, kind: str = "exact", seed: int = 0
+    problem: Problem,
+    x: Point | None = None,
+    d: Tangent | None = None,
+    *,
+    kind: str = "exact",
+    seed: int = 0,
 ) -> Verdict:
     """Measure how fast ½ t² <d, F d> becomes the divergence along a retraction: Theorem 1 as a test.
 
@@ -84,10 +97,15 @@ def check_fisher(
     divergence = getattr(problem, "kl", None)
     if not callable(divergence):
         kind_of = type(problem).__name__
-        raise TypeError(f"problem must have its mean divergence as kl(x, other), as NLLProblem has; {kind_of} has none")
+        raise TypeError(
+            f"problem must have its mean divergence as kl(x, other), as NLLProblem has; {kind_of} has none"
+        )
     x, d = _random(problem, x, d, seed)
     manifold = problem.manifold
-    length, eps = float(problem.fisher(x, kind=kind).quadratic(d)), torch.finfo(leaves(x)[0].dtype).eps
+    length, eps = (
+        float(problem.fisher(x, kind=kind).quadratic(d)),
+        torch.finfo(leaves(x)[0].dtype).eps,
+    )
 
     def divergence_at(t: float) -> float:
         return float(divergence(x, manifold.retract(x, scale(t, d))))
@@ -98,11 +116,15 @@ def check_fisher(
     errors = [abs(kl - 0.5 * t**2 * length) for t, kl in zip(steps, divergences, strict=True)]
     # its own rounding, and that of the differences of large numbers that it may be: only steps of no length tell that
     own = eps * max(1.0, _size(x) / steps[0]) * abs(divergences[0])
-    noise = 4 * max(own, *(abs(divergence_at(t * max(share, 1e10 * eps * _size(x)))) for t in _NO_STEPS))
+    noise = 4 * max(
+        own, *(abs(divergence_at(t * max(share, 1e10 * eps * _size(x)))) for t in _NO_STEPS)
+    )
     return slope_at_least(f"{kind} Fisher information", slope(steps, errors, noise), 3)
 
 
-def _derivative(f: Callable[[float], float], *, longest: float, rounding: float) -> tuple[float, float]:
+def _derivative(
+    f: Callable[[float], float], *, longest: float, rounding: float
+) -> tuple[float, float]:
     """f'(0) and its error, at the step where the two are nearest to each other and rounding counts least."""
     value, error = math.nan, math.inf
     for k in range(_HALVINGS):
@@ -130,7 +152,9 @@ def _size(x: Point) -> float:
     return math.hypot(*(float(torch.linalg.vector_norm(leaf)) for leaf in leaves(x)))
 
 
-def _random(problem: Problem, x: Point | None, d: Tangent | None, seed: int) -> tuple[Point, Tangent]:
+def _random(
+    problem: Problem, x: Point | None, d: Tangent | None, seed: int
+) -> tuple[Point, Tangent]:
     device = "cpu" if x is None else leaves(x)[0].device
     generator = torch.Generator(device=device).manual_seed(seed)
     # drawn in any case: of the numbers that a given point was made of, on a sphere, no tangent vector would be left

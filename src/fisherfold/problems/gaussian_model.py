@@ -45,19 +45,25 @@ class GaussianModel(NLLProblem):
     ) -> None:
         if not isinstance(y, Tensor) or y.ndim != 2 or len(y) < 2:
             seen = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
-            raise ValueError(f"y must be a tensor of shape (observations, d) with at least two rows, got {seen}")
+            raise ValueError(
+                f"y must be a tensor of shape (observations, d) with at least two rows, got {seen}"
+            )
         if not callable(moments):
-            raise TypeError(f"moments must be a function of theta that returns (mean, covariance), got {moments!r}")
+            raise TypeError(
+                f"moments must be a function of theta that returns (mean, covariance), got {moments!r}"
+            )
         check_data(y=y)
         self.moments, self.mean = moments, y.mean(0)
         centred = y - self.mean
         self.covariance = centred.mT @ centred / len(y)
         # one sample: the statistics of all observations
         super().__init__(
-            manifold, lambda _, theta: MultivariateGaussian.pack(*moments(theta))[None],
-            MultivariateGaussian(y.shape[1]), y.new_zeros(1, 1),
+            manifold,
+            lambda _, theta: MultivariateGaussian.pack(*moments(theta))[None],
+            MultivariateGaussian(y.shape[1]),
+            y.new_zeros(1, 1),
             MultivariateGaussian.pack(self.mean, self.covariance)[None],
-        )  # fmt: skip
+        )
         self.n_samples = len(y)
 
     def log_likelihood(self, x: Point) -> float:
@@ -68,5 +74,7 @@ class GaussianModel(NLLProblem):
     @override
     def _samples(self, batch: Tensor | None) -> Any:
         if batch is not None:
-            raise ValueError("GaussianModel keeps the mean and covariance of its data; leave out batch_size")
+            raise ValueError(
+                "GaussianModel keeps the mean and covariance of its data; leave out batch_size"
+            )
         return super()._samples(None)

@@ -61,17 +61,27 @@ class LossProblem(Problem):
     ) -> None:
         require_manifold(manifold)
         if not callable(loss):
-            raise TypeError(f"loss must be a function of theta, or of samples and theta, got {loss!r}")
+            raise TypeError(
+                f"loss must be a function of theta, or of samples and theta, got {loss!r}"
+            )
         self.manifold = manifold
         self.function = loss
         self._single = isinstance(x, Tensor)
         self.inputs = () if x is None else (x,) if isinstance(x, Tensor) else tuple(x)
         if x is not None:
-            check_data(**({"x": x} if self._single else {f"x[{i}]": part for i, part in enumerate(self.inputs)}))
+            check_data(
+                **(
+                    {"x": x}
+                    if self._single
+                    else {f"x[{i}]": part for i, part in enumerate(self.inputs)}
+                )
+            )
         self.n_samples = len(self.inputs[0]) if self.inputs else 1
         self.chunk_size = None if chunk_size is None else positive_integer(chunk_size, "chunk_size")
         self._last: LastPoint[tuple[Graph, tuple[Tensor, ...] | None]] = LastPoint()
-        self._curved = False  # whether a Hessian was asked for, and the graph of gradients is worth its memory
+        self._curved = (
+            False  # whether a Hessian was asked for, and the graph of gradients is worth its memory
+        )
 
     @override
     def loss(self, x: Point, batch: Tensor | None = None) -> Tensor:
@@ -85,10 +95,16 @@ class LossProblem(Problem):
         check_theta(self.manifold, x, self.inputs)
         variables, value = graph = self._evaluated(x, batch)[0]
         if not value.requires_grad:
-            raise ValueError("loss must depend on theta through torch operations, but it has no gradient")
+            raise ValueError(
+                "loss must depend on theta through torch operations, but it has no gradient"
+            )
         with torch.enable_grad():
             gradients = torch.autograd.grad(
-                value, leaves(variables), retain_graph=True, create_graph=self._curved, materialize_grads=True
+                value,
+                leaves(variables),
+                retain_graph=True,
+                create_graph=self._curved,
+                materialize_grads=True,
             )
         self._last.put(x, (graph, gradients if self._curved else None), batch)
         egrad = rebuilt((gradient.detach() for gradient in gradients), variables)
@@ -100,16 +116,26 @@ class LossProblem(Problem):
             return kept
         self._last.clear()
         arranged_x = arranged(x, self.manifold.point_shape)
-        return self._last.put(x, (record(lambda theta: self._mean(theta, batch), arranged_x), None), batch)
+        return self._last.put(
+            x, (record(lambda theta: self._mean(theta, batch), arranged_x), None), batch
+        )
 
     @override
     def hessian(self, x: Point, batch: Tensor | None = None) -> Hessian:
         self._curved = True
         graph, gradients = self._evaluated(x, batch)
-        return Hessian(self.manifold, x, lambda theta: self._mean(theta, batch), graph=graph, gradients=gradients)
+        return Hessian(
+            self.manifold,
+            x,
+            lambda theta: self._mean(theta, batch),
+            graph=graph,
+            gradients=gradients,
+        )
 
     @override
-    def fisher(self, x: Point, batch: Tensor | None = None, *, kind: str = "empirical") -> FisherOperator:
+    def fisher(
+        self, x: Point, batch: Tensor | None = None, *, kind: str = "empirical"
+    ) -> FisherOperator:
         """The observed or the empirical Fisher information at ``x``.
 
         ``kind``: ``empirical``, the second moment of the gradients of the samples; ``observed``, the Hessian, from
@@ -118,7 +144,9 @@ class LossProblem(Problem):
         """
         check_theta(self.manifold, x, self.inputs)
         if kind not in self.fisher_kinds:
-            raise ValueError(f"kind must be one of {list(self.fisher_kinds)}, got {kind!r}; NLLProblem has more")
+            raise ValueError(
+                f"kind must be one of {list(self.fisher_kinds)}, got {kind!r}; NLLProblem has more"
+            )
         if kind == "observed":
             return self.hessian(x, batch)
         if not self.inputs:
@@ -135,7 +163,9 @@ class LossProblem(Problem):
             rows = torch.func.vmap(torch.func.jacrev(one), (None, 0), chunk_size=self.chunk_size)
             return tree_map(Tensor.detach, rows(x, samples))
 
-        return _GradientMoment(self.manifold, x, lambda theta: self._losses(theta, samples), jacobian, Gaussian())
+        return _GradientMoment(
+            self.manifold, x, lambda theta: self._losses(theta, samples), jacobian, Gaussian()
+        )
 
     def _mean(self, theta: Point, batch: Tensor | None) -> Tensor:
         if self.inputs:
@@ -148,7 +178,11 @@ class LossProblem(Problem):
     def _losses(self, theta: Point, samples: tuple[Tensor, ...]) -> Tensor:
         losses = self.function(samples[0] if self._single else samples, theta)
         count = len(samples[0])
-        if not isinstance(losses, Tensor) or losses.shape != (count,) or not losses.is_floating_point():
+        if (
+            not isinstance(losses, Tensor)
+            or losses.shape != (count,)
+            or not losses.is_floating_point()
+        ):
             raise ValueError(
                 f"loss must return one floating number per sample, shape ({count},), whose mean is taken here, got "
                 f"{_form(losses)}"
@@ -169,4 +203,8 @@ class _GradientMoment(ExactFisher):
 
 
 def _form(value: object) -> str:
-    return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    return (
+        f"{value.dtype} of shape {tuple(value.shape)}"
+        if isinstance(value, Tensor)
+        else type(value).__name__
+    )

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from fisherfold.manifolds.base import Point
 
 FEW = 4  # samples that a model is looked at with
-BELONGS = "numbers that belong to single samples, such as exposures or weights, must be columns of x"
+BELONGS = (
+    "numbers that belong to single samples, such as exposures or weights, must be columns of x"
+)
 
 
 @torch.no_grad()
@@ -35,7 +37,10 @@ def check_independence(model: Callable[[Any, Any], Tensor], theta: Point, x: Ten
         raise ValueError(f"model must return one row per sample, {expected}, got {seen}; {BELONGS}")
     size = float(few.abs().max()) if few.is_floating_point() and few.numel() else 1.0
     rounding = 1e3 * torch.finfo(whole.dtype).eps * max(1.0, size)
-    if not bool(whole.isfinite().all()) or max(float(z.abs().max()) for z in (alone, whole[:1])) <= rounding:
+    if (
+        not bool(whole.isfinite().all())
+        or max(float(z.abs().max()) for z in (alone, whole[:1])) <= rounding
+    ):
         return False
     if alone.shape != whole[:1].shape or _alike(whole[:1], alone):
         return True
@@ -63,11 +68,17 @@ def _outputs_of(model: Callable[[Any, Any], Tensor], theta: Point, x: Tensor, co
 def check_layers(module: nn.Module) -> None:
     """Raise where a batch norm or a dropout is in training mode."""
     for name, part in module.named_modules():
-        mixes = isinstance(part, nn.modules.batchnorm._BatchNorm) and (part.training or part.running_mean is None)
+        mixes = isinstance(part, nn.modules.batchnorm._BatchNorm) and (
+            part.training or part.running_mean is None
+        )
         draws = isinstance(part, nn.modules.dropout._DropoutNd) and part.training and part.p > 0
         if mixes or draws:
-            reason = "batch statistics mix the samples" if mixes else "dropout makes the loss random"
-            raise ValueError(f"{reason}: {type(part).__name__} {name!r} must be in evaluation mode (module.eval())")
+            reason = (
+                "batch statistics mix the samples" if mixes else "dropout makes the loss random"
+            )
+            raise ValueError(
+                f"{reason}: {type(part).__name__} {name!r} must be in evaluation mode (module.eval())"
+            )
 
 
 def _alike(z: Tensor, other: Tensor) -> bool:

@@ -27,7 +27,15 @@ from fisherfold.fisher.likelihoods import Likelihood
 from fisherfold.fisher.operators import DenseFisher, FisherOperator
 from fisherfold.fisher.rowblock import RowBlockFisher
 from fisherfold.manifolds import Euclidean, Manifold, Product
-from fisherfold.manifolds.base import Point, Tangent, leaves, positive_integer, rebuilt, require_manifold, tree_map
+from fisherfold.manifolds.base import (
+    Point,
+    Tangent,
+    leaves,
+    positive_integer,
+    rebuilt,
+    require_manifold,
+    tree_map,
+)
 from fisherfold.problems.base import Problem, check_batch, check_data, check_theta
 from fisherfold.problems.cache import LastPoint
 from fisherfold.problems.networks import check_independence, check_layers
@@ -67,9 +75,16 @@ class NLLProblem(Problem):
     """
 
     fisher_kinds: ClassVar[tuple[str, ...]] = (
-        "exact", "monte-carlo", "empirical", "kronecker", "row-block", "layers", "empirical-kronecker",
-        "empirical-row-block", "dense",
-    )  # fmt: skip
+        "exact",
+        "monte-carlo",
+        "empirical",
+        "kronecker",
+        "row-block",
+        "layers",
+        "empirical-kronecker",
+        "empirical-row-block",
+        "dense",
+    )
     random_kinds: ClassVar[tuple[str, ...]] = ("monte-carlo", "kronecker", "row-block", "layers")
 
     def __init__(
@@ -89,9 +104,15 @@ class NLLProblem(Problem):
     ) -> None:
         _check_parts(manifold, model, likelihood, prior)
         extras = {"weights": weights, "offset": offset}
-        check_data(x=x, y=y, **{name: column for name, column in extras.items() if column is not None})
-        if weights is not None and (weights.ndim != 1 or bool((weights < 0).any()) or not bool((weights > 0).any())):
-            raise ValueError(f"weights must be one number ≥ 0 per sample, not all 0, got shape {tuple(weights.shape)}")
+        check_data(
+            x=x, y=y, **{name: column for name, column in extras.items() if column is not None}
+        )
+        if weights is not None and (
+            weights.ndim != 1 or bool((weights < 0).any()) or not bool((weights > 0).any())
+        ):
+            raise ValueError(
+                f"weights must be one number ≥ 0 per sample, not all 0, got shape {tuple(weights.shape)}"
+            )
         self.manifold = manifold
         self.model = model
         self.likelihood = likelihood
@@ -143,12 +164,16 @@ class NLLProblem(Problem):
                 first evaluation.
         """
         check_layers(module)
-        start = {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
+        start = {
+            name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad
+        }
         if not start:
             raise ValueError("module must have a parameter that requires grad, it has none")
         given = dict(manifolds or {})
         if unknown := sorted(set(given) - set(start)):
-            raise ValueError(f"manifolds names parameters that the module does not have or has frozen: {unknown}")
+            raise ValueError(
+                f"manifolds names parameters that the module does not have or has frozen: {unknown}"
+            )
         product = Product({name: given.get(name, Euclidean(*p.shape)) for name, p in start.items()})
 
         def model(inputs: Tensor, theta: dict[str, Tensor]) -> Tensor:
@@ -170,12 +195,22 @@ class NLLProblem(Problem):
     def _log_prior(self, x: Point) -> Tensor:
         value = self.prior(x)  # type: ignore[misc]  # asked for only where there is one
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
-            seen = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            seen = (
+                f"a tensor of shape {tuple(value.shape)}"
+                if isinstance(value, Tensor)
+                else type(value).__name__
+            )
             raise ValueError(
                 f"prior must return one number as a torch tensor, such as 0.5 * theta.square().sum(), got {seen}"
             )
-        if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves(x)) and not value.requires_grad:
-            raise ValueError("prior must depend on theta through torch operations, but it has no gradient")
+        if (
+            torch.is_grad_enabled()
+            and any(leaf.requires_grad for leaf in leaves(x))
+            and not value.requires_grad
+        ):
+            raise ValueError(
+                "prior must depend on theta through torch operations, but it has no gradient"
+            )
         if not (self._prior_checked or bool(value.isfinite())):
             raise ValueError(f"prior must be finite where a run starts, got {value.item()}")
         self._prior_checked = True
@@ -191,7 +226,9 @@ class NLLProblem(Problem):
             value = self._mean(z, data, variables)
         if not value.requires_grad:
             raise ValueError("model must depend on theta, but its output does not")
-        gradients = torch.autograd.grad(value, leaves(variables), retain_graph=True, materialize_grads=True)
+        gradients = torch.autograd.grad(
+            value, leaves(variables), retain_graph=True, materialize_grads=True
+        )
         self._last.put(x, (variables, z), batch)
         return value.detach(), self._tangent(x, rebuilt(gradients, x))
 
@@ -202,7 +239,9 @@ class NLLProblem(Problem):
         found = self.likelihood.kl(z, other_z)
         return (found if data.weights is None else data.weights * found).mean()
 
-    def per_sample_gradients(self, x: Point, batch: Tensor | None = None, *, targets: Tensor | None = None) -> Tangent:
+    def per_sample_gradients(
+        self, x: Point, batch: Tensor | None = None, *, targets: Tensor | None = None
+    ) -> Tangent:
         """The Riemannian gradient of every sample's loss ψ_i, without its weight.
 
         ``targets``: to take in place of the observed ones. Returns a tangent vector with one more leading dimension,
@@ -213,7 +252,9 @@ class NLLProblem(Problem):
         data = self._samples(batch)
 
         def one(theta: Point, target_row: Tensor, *rows: Tensor) -> Tensor:
-            return self.likelihood.nll(self._output_of_one(theta, *rows), target_row.unsqueeze(0))[0]
+            return self.likelihood.nll(self._output_of_one(theta, *rows), target_row.unsqueeze(0))[
+                0
+            ]
 
         rows = (data.targets if targets is None else targets, *data.rows)
         return self.manifold.riemannian_gradient(x, self._each(torch.func.grad, one, x, *rows))
@@ -235,10 +276,16 @@ class NLLProblem(Problem):
         return z if offset is None else z + offset.unsqueeze(0)
 
     def _each(
-        self, derivative: Callable[..., Any], one: Callable[..., Tensor], theta: Point, *samples: Tensor
+        self,
+        derivative: Callable[..., Any],
+        one: Callable[..., Tensor],
+        theta: Point,
+        *samples: Tensor,
     ) -> Point:
         """The derivative in θ of a function of θ and one sample, for all samples."""
-        batched = torch.func.vmap(derivative(one), (None, *(0 for _ in samples)), chunk_size=self.chunk_size)
+        batched = torch.func.vmap(
+            derivative(one), (None, *(0 for _ in samples)), chunk_size=self.chunk_size
+        )
         try:
             # by plain kernels: those that are fused for attention are batched by a slow loop, with a warning; and under
             # no_grad() torch (2.13) keeps the wrong factors of torch.linalg.solve for the derivative
@@ -252,7 +299,9 @@ class NLLProblem(Problem):
             return tree_map(lambda *leaf: torch.stack(leaf), *alone)
 
     @override
-    def fisher(self, x: Point, batch: Tensor | None = None, *, kind: str = "exact") -> FisherOperator:
+    def fisher(
+        self, x: Point, batch: Tensor | None = None, *, kind: str = "exact"
+    ) -> FisherOperator:
         """The Fisher information at ``x`` as an operator on the tangent space; with a prior, plus its Hessian over N.
 
         Args:
@@ -283,9 +332,13 @@ class NLLProblem(Problem):
         structure = kind.removeprefix("empirical-")
         if structure in {"kronecker", "row-block"}:
             if isinstance(x, dict) or x.ndim != 2:
-                raise ValueError(f"kind={kind!r} needs a matrix as its parameter; use 'exact' or 'empirical'")
+                raise ValueError(
+                    f"kind={kind!r} needs a matrix as its parameter; use 'exact' or 'empirical'"
+                )
             operator = KroneckerFisher if structure == "kronecker" else RowBlockFisher
-            return operator.from_gradients(self.manifold, x, self._gradients(x, batch, drawn=structure == kind))
+            return operator.from_gradients(
+                self.manifold, x, self._gradients(x, batch, drawn=structure == kind)
+            )
 
         def outputs(theta: Point) -> Tensor:
             return self._outputs(theta, data)
@@ -293,7 +346,13 @@ class NLLProblem(Problem):
         if kind == "layers":
             generator = self._generator()
             return layer_fisher(
-                self.manifold, x, outputs, self.likelihood, draws=self.draws, generator=generator, weights=data.weights
+                self.manifold,
+                x,
+                outputs,
+                self.likelihood,
+                draws=self.draws,
+                generator=generator,
+                weights=data.weights,
             )
         # a solver asks for the gradient first: the operator goes on with the graph of that evaluation
         parts = (self.manifold, x, outputs, lambda: self.jacobian(x, batch), self.likelihood)
@@ -323,7 +382,9 @@ class NLLProblem(Problem):
             seed = int(torch.randint(2**31, (), generator=self.generator))
         else:
             self._calls += 1
-            seed = (self.seed * 1_000_003 + self._calls) % 2**32  # torch takes no more bits than these
+            seed = (
+                self.seed * 1_000_003 + self._calls
+            ) % 2**32  # torch takes no more bits than these
         return torch.Generator(device=self.inputs.device).manual_seed(seed)
 
     def _outputs(self, theta: Point, data: _Data) -> Tensor:
@@ -331,7 +392,9 @@ class NLLProblem(Problem):
         if not self._outputs_checked:
             _check_outputs(z, data.inputs, data.offset)
             # one output tells the form of all: targets outside the first batch are checked, too
-            self.likelihood.check_targets(self.targets, z[:1].expand(len(self.targets), *z.shape[1:]))
+            self.likelihood.check_targets(
+                self.targets, z[:1].expand(len(self.targets), *z.shape[1:])
+            )
             self._outputs_checked = True
         return z if data.offset is None else z + data.offset
 
@@ -347,8 +410,13 @@ class NLLProblem(Problem):
         columns = (self.inputs, self.targets, self.weights, self.offset)
         if batch is None:
             return _Data(*columns)
-        if isinstance(batch, Tensor) and batch.device not in {self.inputs.device, torch.device("cpu")}:
-            raise ValueError(f"batch must be on {self.inputs.device} like the data, got {batch.device}")
+        if isinstance(batch, Tensor) and batch.device not in {
+            self.inputs.device,
+            torch.device("cpu"),
+        }:
+            raise ValueError(
+                f"batch must be on {self.inputs.device} like the data, got {batch.device}"
+            )
         check_batch(batch, self.n_samples)
         return _Data(*(None if column is None else column[batch] for column in columns))  # type: ignore[arg-type]
 
@@ -382,10 +450,15 @@ def _derivative(one: Callable[..., Tensor], theta: Point, *sample: Tensor) -> Po
     def backward(entry: Tensor) -> tuple[Tensor, ...]:
         if not entry.requires_grad:
             return tuple(map(torch.zeros_like, leaves(variables)))
-        return torch.autograd.grad(entry, leaves(variables), retain_graph=True, materialize_grads=True)
+        return torch.autograd.grad(
+            entry, leaves(variables), retain_graph=True, materialize_grads=True
+        )
 
     rows = [backward(entry) for entry in value.reshape(-1)]
-    columns = (torch.stack(column).reshape(*value.shape, *column[0].shape) for column in zip(*rows, strict=True))
+    columns = (
+        torch.stack(column).reshape(*value.shape, *column[0].shape)
+        for column in zip(*rows, strict=True)
+    )
     return rebuilt(columns, variables)
 
 
@@ -396,16 +469,26 @@ def _check_parts(manifold: object, model: object, likelihood: object, prior: obj
     if not isinstance(likelihood, Likelihood):
         raise TypeError(f"likelihood must be a likelihood such as Gaussian(), got {likelihood!r}")
     if prior is not None and not callable(prior):
-        raise TypeError(f"prior must be a function of theta, minus the logarithm of its density, got {prior!r}")
+        raise TypeError(
+            f"prior must be a function of theta, minus the logarithm of its density, got {prior!r}"
+        )
 
 
 def _check_outputs(z: Tensor, inputs: Tensor, offset: Tensor | None = None) -> None:
     if not isinstance(z, Tensor) or z.ndim == 0 or len(z) != len(inputs):
         seen = tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__
-        hint = "; a batch of one keeps its first dimension, which squeeze() drops" if len(inputs) == 1 else ""
-        raise ValueError(f"model must return a tensor with one row per sample, ({len(inputs)}, ...), got {seen}{hint}")
+        hint = (
+            "; a batch of one keeps its first dimension, which squeeze() drops"
+            if len(inputs) == 1
+            else ""
+        )
+        raise ValueError(
+            f"model must return a tensor with one row per sample, ({len(inputs)}, ...), got {seen}{hint}"
+        )
     if not z.is_floating_point():
         raise ValueError(f"model must return a floating tensor, got {z.dtype}")
     if offset is not None and offset.shape != z.shape:
         seen = tuple(offset.shape)
-        raise ValueError(f"offset must have the shape of the model's output, {tuple(z.shape)}, got {seen}")
+        raise ValueError(
+            f"offset must have the shape of the model's output, {tuple(z.shape)}, got {seen}"
+        )

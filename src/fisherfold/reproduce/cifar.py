@@ -16,24 +16,38 @@ from pathlib import Path
 
 import polars as pl
 from matplotlib.figure import Figure
-from scipy.special import stdtrit  # Student's quantiles; those of scipy.stats are the same and take a while to load
+from scipy.special import (
+    stdtrit,
+)  # Student's quantiles; those of scipy.stats are the same and take a while to load
 
 from fisherfold.plain import counted
 from fisherfold.reproduce.page import Section, Table, Verdict
 
 RESULTS = Path("results/cifar_runs.parquet")
 TASKS = {
-    ("cifar10", "wrn16_4"): "CIFAR-10 WRN-16-4", ("cifar10", "vgg16bn"): "CIFAR-10 VGG16-BN",
-    ("cifar100", "wrn16_4"): "CIFAR-100 WRN-16-4", ("cifar100", "vgg16bn"): "CIFAR-100 VGG16-BN",
-}  # fmt: skip
+    ("cifar10", "wrn16_4"): "CIFAR-10 WRN-16-4",
+    ("cifar10", "vgg16bn"): "CIFAR-10 VGG16-BN",
+    ("cifar100", "wrn16_4"): "CIFAR-100 WRN-16-4",
+    ("cifar100", "vgg16bn"): "CIFAR-100 VGG16-BN",
+}
 LABELS = {
-    "sgd": "SGD", "sgdp": "SGDP", "adam": "Adam", "adamp": "AdamP", "kfac": "KFAC", "mkfac": "MKFAC",
-    "sgdg": "SGDG (MKFAC without curvature)", "sgd-tuned": "SGD, tuned weight decay",
-    "mkfac-tuned": "MKFAC, one angle per row", "sgdg-tuned": "SGDG, one angle per row",
-    "sgd-averaged": "SGD, tuned, averaged weights", "mkfac-averaged": "MKFAC, one angle per row, averaged weights",
-    "sgd-sam": "SGD, averaged weights, SAM", "mkfac-sam": "MKFAC, averaged weights, SAM",
-    "sgd-cutmix": "SGD, averaged weights, CutMix", "mkfac-cutmix": "MKFAC, averaged weights, CutMix",
-}  # fmt: skip
+    "sgd": "SGD",
+    "sgdp": "SGDP",
+    "adam": "Adam",
+    "adamp": "AdamP",
+    "kfac": "KFAC",
+    "mkfac": "MKFAC",
+    "sgdg": "SGDG (MKFAC without curvature)",
+    "sgd-tuned": "SGD, tuned weight decay",
+    "mkfac-tuned": "MKFAC, one angle per row",
+    "sgdg-tuned": "SGDG, one angle per row",
+    "sgd-averaged": "SGD, tuned, averaged weights",
+    "mkfac-averaged": "MKFAC, one angle per row, averaged weights",
+    "sgd-sam": "SGD, averaged weights, SAM",
+    "mkfac-sam": "MKFAC, averaged weights, SAM",
+    "sgd-cutmix": "SGD, averaged weights, CutMix",
+    "mkfac-cutmix": "MKFAC, averaged weights, CutMix",
+}
 # medians of five runs as the paper prints them, in the order of TASKS
 PAPER = {
     "sgd": (93.84, 92.88, 74.30, 71.79),
@@ -43,14 +57,29 @@ PAPER = {
     "kfac": (93.90, 94.36, 74.31, 76.38),
     "mkfac": (94.06, 94.76, 74.55, 77.28),
 }
-DRAWN = {"sgd": "#000000", "kfac": "#009e73", "mkfac": "#0072b2", "sgdg": "#d55e00", "sgd-cutmix": "#7f7f7f",
-         "mkfac-cutmix": "#56b4e9"}  # fmt: skip
+DRAWN = {
+    "sgd": "#000000",
+    "kfac": "#009e73",
+    "mkfac": "#0072b2",
+    "sgdg": "#d55e00",
+    "sgd-cutmix": "#7f7f7f",
+    "mkfac-cutmix": "#56b4e9",
+}
 PAIRS = (
-    ("mkfac-tuned", "sgd-tuned"), ("mkfac-averaged", "sgd-averaged"), ("mkfac-sam", "sgd-sam"),
-    ("mkfac-cutmix", "sgd-tuned"), ("mkfac-cutmix", "sgd-cutmix"),
-)  # fmt: skip
+    ("mkfac-tuned", "sgd-tuned"),
+    ("mkfac-averaged", "sgd-averaged"),
+    ("mkfac-sam", "sgd-sam"),
+    ("mkfac-cutmix", "sgd-tuned"),
+    ("mkfac-cutmix", "sgd-cutmix"),
+)
 CLAIM = "MKFAC has the best test accuracy of six optimizers with WRN-16-4 and VGG16-BN on CIFAR-10 and CIFAR-100."
-MEDIAN_VARIANCES = (1.0, 0.5, 0.4487, 0.2982, 0.2868)  # of one to five normal numbers; then about π/2n
+MEDIAN_VARIANCES = (
+    1.0,
+    0.5,
+    0.4487,
+    0.2982,
+    0.2868,
+)  # of one to five normal numbers; then about π/2n
 
 
 @dataclass(frozen=True)
@@ -114,17 +143,23 @@ Cells = dict[tuple[str, str, str], Cell]  # by data set, network and preset
 def read_runs(path: Path = RESULTS) -> pl.DataFrame:
     """The recorded runs, one row each."""
     if not path.is_file():
-        raise FileNotFoundError(f"there are no recorded CIFAR runs in {path}; give their file with --results")
+        raise FileNotFoundError(
+            f"there are no recorded CIFAR runs in {path}; give their file with --results"
+        )
     return pl.read_parquet(path)
 
 
 def cells(runs: pl.DataFrame) -> Cells:
     """Every cell of the table, run or not."""
-    own = runs.filter("in_table").with_columns(best=pl.col("accuracy").list.max(), last=pl.col("accuracy").list.last())
+    own = runs.filter("in_table").with_columns(
+        best=pl.col("accuracy").list.max(), last=pl.col("accuracy").list.last()
+    )
     found = {}
     for (dataset, model), preset in itertools.product(TASKS, LABELS):
         mine = own.filter(dataset=dataset, model=model, preset=preset)
-        best, last = (tuple(round(v, 2) for v in c) for c in (mine["best"], mine.filter(ended="done")["last"]))
+        best, last = (
+            tuple(round(v, 2) for v in c) for c in (mine["best"], mine.filter(ended="done")["last"])
+        )
         paper = PAPER[preset][list(TASKS).index((dataset, model))] if preset in PAPER else None
         found[dataset, model, preset] = Cell(best, last, mine.height, paper)
     return found
@@ -135,12 +170,19 @@ def judge(found: Cells) -> tuple[Verdict, list[str]]:
     sentences, wins = [], []
     for (dataset, model), task in TASKS.items():
         mine = found[dataset, model, "mkfac"]
-        rivals = {name: cell for name in PAPER if name != "mkfac" and (cell := found[dataset, model, name]).best}
+        rivals = {
+            name: cell
+            for name in PAPER
+            if name != "mkfac" and (cell := found[dataset, model, name]).best
+        }
         if not mine.best or not rivals:
             sentences.append(f"{task}: not enough was run to judge.")
             continue
         name, top = max(rivals.items(), key=lambda item: item[1].median)
-        gap, margin = mine.median - top.median, spread_of(found, dataset).margin(mine.seeds, top.seeds)
+        gap, margin = (
+            mine.median - top.median,
+            spread_of(found, dataset).margin(mine.seeds, top.seeds),
+        )
         wins.append(gap > margin)
         where = "above" if gap > margin else "below" if gap < -margin else "within noise of"
         sentences.append(
@@ -149,7 +191,13 @@ def judge(found: Cells) -> tuple[Verdict, list[str]]:
         )
     if not wins:
         return "not run", sentences
-    return ("holds" if all(wins) and len(wins) == 4 else "holds partly" if any(wins) else "does not hold"), sentences
+    return (
+        "holds"
+        if all(wins) and len(wins) == 4
+        else "holds partly"
+        if any(wins)
+        else "does not hold"
+    ), sentences
 
 
 def tables(found: Cells) -> list[Table]:
@@ -160,13 +208,19 @@ def tables(found: Cells) -> list[Table]:
     title = "Best test accuracy of 100 epochs (last epoch), the paper's median in brackets"
     return [
         Table(title, ["preset", *columns], rows),
-        Table("Differences of medians, in brackets where not significant", ["preset", "less", *columns], gaps),
+        Table(
+            "Differences of medians, in brackets where not significant",
+            ["preset", "less", *columns],
+            gaps,
+        ),
     ]
 
 
 def margins(found: Cells) -> list[str]:
     """How far apart medians must be to differ significantly, per data set."""
-    spreads = {name: spread_of(found, name.lower().replace("-", "")) for name in ("CIFAR-10", "CIFAR-100")}
+    spreads = {
+        name: spread_of(found, name.lower().replace("-", "")) for name in ("CIFAR-10", "CIFAR-100")
+    }
     return [
         f"{name}: standard deviation over seeds {spread.deviation:.2f}"
         f" ({spread.freedom} degrees of freedom); single runs closer than "
@@ -181,12 +235,20 @@ def section(found: Cells, runs: pl.DataFrame, *, command: str, picture: str) -> 
     own = runs.filter("in_table")
     made = {"runs": own.height} | {
         name: ", ".join(sorted({str(v)[:n] for v in own[column]}))
-        for name, column, n in (("devices", "device", 40), ("dates", "date", 10), ("version", "fisherfold", 20))
+        for name, column, n in (
+            ("devices", "device", 40),
+            ("dates", "date", 10),
+            ("version", "fisherfold", 20),
+        )
     }
-    notes = ["The best of all epochs looks at the test images a hundred times; the last epoch does not.",
-             *margins(found)]  # fmt: skip
+    notes = [
+        "The best of all epochs looks at the test images a hundred times; the last epoch does not.",
+        *margins(found),
+    ]
     title = "CIFAR-10 and CIFAR-100 with MKFAC"
-    return Section("cifar", title, CLAIM, verdict, why, made, command, tables(found), picture, notes)
+    return Section(
+        "cifar", title, CLAIM, verdict, why, made, command, tables(found), picture, notes
+    )
 
 
 def spread_of(found: Cells, dataset: str) -> Spread:
@@ -197,18 +259,33 @@ def spread_of(found: Cells, dataset: str) -> Spread:
 def draw(runs: pl.DataFrame) -> Figure:
     """Median test accuracy over epochs, a panel per task, bands from the least to the greatest."""
     figure = Figure(figsize=(11, 7.8), layout="constrained")
-    for panel, ((dataset, model), task) in zip(figure.subplots(2, 2).flat, TASKS.items(), strict=True):
+    for panel, ((dataset, model), task) in zip(
+        figure.subplots(2, 2).flat, TASKS.items(), strict=True
+    ):
         panel.set_title(task, fontsize=10)
         for preset, colour in DRAWN.items():
-            curves = runs.filter("in_table", dataset=dataset, model=model, preset=preset, ended="done")["accuracy"]
+            curves = runs.filter(
+                "in_table", dataset=dataset, model=model, preset=preset, ended="done"
+            )["accuracy"]
             if not len(curves):
                 continue
             columns = list(zip(*curves.to_list(), strict=True))
             epochs = range(1, len(columns) + 1)
-            panel.fill_between(epochs, [min(c) for c in columns], [max(c) for c in columns], color=colour, alpha=0.15)
-            panel.plot(epochs, [statistics.median(c) for c in columns], color=colour, label=LABELS[preset])
-        panel.set(xlabel="epoch", ylabel="test accuracy, percent",
-                  ylim=(60, 95.5) if dataset == "cifar10" else (15, 79))  # fmt: skip
+            panel.fill_between(
+                epochs,
+                [min(c) for c in columns],
+                [max(c) for c in columns],
+                color=colour,
+                alpha=0.15,
+            )
+            panel.plot(
+                epochs, [statistics.median(c) for c in columns], color=colour, label=LABELS[preset]
+            )
+        panel.set(
+            xlabel="epoch",
+            ylabel="test accuracy, percent",
+            ylim=(60, 95.5) if dataset == "cifar10" else (15, 79),
+        )
         panel.grid(alpha=0.3)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     if handles:
@@ -221,4 +298,8 @@ def _gap(found: Cells, dataset: str, model: str, first: str, second: str) -> str
     if not mine.best or not other.best:
         return ""
     gap = mine.median - other.median
-    return f"({gap:+.2f})" if abs(gap) <= spread_of(found, dataset).margin(mine.seeds, other.seeds) else f"{gap:+.2f}"
+    return (
+        f"({gap:+.2f})"
+        if abs(gap) <= spread_of(found, dataset).margin(mine.seeds, other.seeds)
+        else f"{gap:+.2f}"
+    )

@@ -36,7 +36,9 @@ NOTE = (
 
 def jester() -> FigurePlan:
     """The Jester-1 figure: 100 jokes as samples, 2 ratings of every user held out, 36 #grad/N."""
-    return _plan("jester", "Jester-1, rank 5", "jester1", per_user=2, batch=1, budget=36, steps=(0.05,))
+    return _plan(
+        "jester", "Jester-1, rank 5", "jester1", per_user=2, batch=1, budget=36, steps=(0.05,)
+    )
 
 
 def movielens() -> FigurePlan:
@@ -45,7 +47,13 @@ def movielens() -> FigurePlan:
     RNGD tries step 2 (the released script) and 0.05 (the text, which fits batch 1).
     """
     return _plan(
-        "movielens", "MovieLens-1M, rank 5", "movielens1m", per_user=10, batch=50, budget=30, steps=(2.0, 0.05)
+        "movielens",
+        "MovieLens-1M, rank 5",
+        "movielens1m",
+        per_user=10,
+        batch=50,
+        budget=30,
+        steps=(2.0, 0.05),
     )
 
 
@@ -59,7 +67,8 @@ def split(data: datasets.Ratings, per_user: int, seed: int) -> tuple[Ratings, Ra
     """Training and held-out ratings in float64."""
     held = hold_out(data.rows, per_user, seed)
     train, test = (
-        Ratings(data.rows[p], data.cols[p], data.values[p], data.shape, dtype=torch.float64) for p in (~held, held)
+        Ratings(data.rows[p], data.cols[p], data.values[p], data.shape, dtype=torch.float64)
+        for p in (~held, held)
     )
     return train, test
 
@@ -70,7 +79,9 @@ def default_curve(data: datasets.Ratings, per_user: int, seed: int) -> list[dict
     A pass sums over the ratings by row and by column, as a gradient does, and counts as one. Each point is a fit of its
     own with so many passes, so that its CPU seconds hold everything from the arrays on. There is no ``refit``.
     """
-    from fisherfold.completion import MatrixCompletion  # not before it is needed: scikit-learn takes a while
+    from fisherfold.completion import (
+        MatrixCompletion,
+    )  # not before it is needed: scikit-learn takes a while
 
     held = hold_out(data.rows, per_user, seed)
     pairs = np.stack([data.rows, data.cols], axis=1)
@@ -92,14 +103,25 @@ def _errors(
 ) -> dict[str, float]:
     squares = (predicted - data.values) ** 2
     return {
-        "iteration": passes, "paper_grads": passes, "true_grads": passes, "seconds": seconds,
-        "loss": float(squares[~held].sum()) / (2 * data.shape[1]), "held_out": float(squares[held].mean()),
+        "iteration": passes,
+        "paper_grads": passes,
+        "true_grads": passes,
+        "seconds": seconds,
+        "loss": float(squares[~held].sum()) / (2 * data.shape[1]),
+        "held_out": float(squares[held].mean()),
         "train": float(squares[~held].mean()),
-    }  # fmt: skip
+    }
 
 
 def _plan(
-    name: str, title: str, dataset: str, *, per_user: int, batch: int, budget: int, steps: tuple[float, ...]
+    name: str,
+    title: str,
+    dataset: str,
+    *,
+    per_user: int,
+    batch: int,
+    budget: int,
+    steps: tuple[float, ...],
 ) -> FigurePlan:
     data = datasets.load_ratings(dataset)
 
@@ -112,10 +134,21 @@ def _plan(
         *four_methods(steps, grid_125(2.0, 5e-9), batch),
         MethodPlan("RNGD row-block (ours)", "rngd", 1, (), {"fisher": "row-block"}, paper=False),
         MethodPlan(
-            "MatrixCompletion (our default)", "MatrixCompletion", 1, (), {}, paper=False,
+            "MatrixCompletion (our default)",
+            "MatrixCompletion",
+            1,
+            (),
+            {},
+            paper=False,
             curve=lambda seed: default_curve(data, per_user, seed),
         ),
-    )  # fmt: skip
-    settings = {"rank": RANK, "per_user": per_user, "batch": batch, "ratings": len(data.values), "orientation": "users",
-                "data": checksum(data.rows, data.cols, data.values)}  # fmt: skip
+    )
+    settings = {
+        "rank": RANK,
+        "per_user": per_user,
+        "batch": batch,
+        "ratings": len(data.values),
+        "orientation": "users",
+        "data": checksum(data.rows, data.cols, data.values),
+    }
     return FigurePlan(name, title, make, methods, budget, METRICS, settings, NOTE)

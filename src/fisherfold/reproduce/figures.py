@@ -44,7 +44,14 @@ AXES = {
     "seconds": "seconds (solver time)",
 }
 # colours that stay apart for colour-blind readers, and a marker each
-_STYLES = (("#000000", "<"), ("#0072b2", "o"), ("#d55e00", "s"), ("#009e73", "^"), ("#cc79a7", "D"), ("#e69f00", "v"))
+_STYLES = (
+    ("#000000", "<"),
+    ("#0072b2", "o"),
+    ("#d55e00", "s"),
+    ("#009e73", "^"),
+    ("#cc79a7", "D"),
+    ("#e69f00", "v"),
+)
 
 
 @dataclass(frozen=True)
@@ -78,9 +85,15 @@ class FigurePlan:
         """A sketch of the same figure: a third of the budget and the middle of every grid."""
         cuts = [len(m.steps) // 3 for m in self.methods]
         methods = tuple(
-            replace(m, steps=m.steps[cut : len(m.steps) - cut]) for m, cut in zip(self.methods, cuts, strict=True)
+            replace(m, steps=m.steps[cut : len(m.steps) - cut])
+            for m, cut in zip(self.methods, cuts, strict=True)
         )
-        return replace(self, methods=methods, budget=max(6, self.budget // 3), title=f"{self.title} (quick sketch)")
+        return replace(
+            self,
+            methods=methods,
+            budget=max(6, self.budget // 3),
+            title=f"{self.title} (quick sketch)",
+        )
 
 
 def checksum(*arrays: NDArray[Any]) -> str:
@@ -91,11 +104,15 @@ def checksum(*arrays: NDArray[Any]) -> str:
 def grid_125(largest: float, smallest: float) -> tuple[float, ...]:
     """The grid 5, 2, 1, 0.5, 0.2, ... between two numbers, largest first."""
     low, high = math.floor(math.log10(smallest)), math.ceil(math.log10(largest))
-    values = [float(f"{digit}e{power}") for power in range(high, low - 1, -1) for digit in (5, 2, 1)]
+    values = [
+        float(f"{digit}e{power}") for power in range(high, low - 1, -1) for digit in (5, 2, 1)
+    ]
     return tuple(v for v in values if smallest * (1 - 1e-9) <= v <= largest * (1 + 1e-9))
 
 
-def four_methods(steps: tuple[float, ...], grid: tuple[float, ...], batch_size: int) -> tuple[MethodPlan, ...]:
+def four_methods(
+    steps: tuple[float, ...], grid: tuple[float, ...], batch_size: int
+) -> tuple[MethodPlan, ...]:
     """The methods that the paper compares."""
     stochastic = {"batch_size": batch_size, "sampling": "replacement"}
     return (
@@ -149,14 +166,18 @@ def deviation(values: Sequence[float]) -> float | None:
     return statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None
 
 
-def band(runs: Sequence[Run], x: str, y: str) -> tuple[list[float], list[float], list[float], list[float]]:
+def band(
+    runs: Sequence[Run], x: str, y: str
+) -> tuple[list[float], list[float], list[float], list[float]]:
     """Positions, medians, minima and maxima over the seeds; a run that ended early keeps its last value."""
     curves = []
     for row in range(max(len(run.rows) for run in runs)):
         at = [run.rows[min(row, len(run.rows) - 1)] for run in runs]
         values = [_ordered(float(r[y])) if y in r else math.nan for r in at]
         reached = [float(r[x]) for r, run in zip(at, runs, strict=True) if row < len(run.rows)]
-        curves.append((statistics.median(reached), statistics.median(values), min(values), max(values)))
+        curves.append(
+            (statistics.median(reached), statistics.median(values), min(values), max(values))
+        )
     positions, medians, least, greatest = (list(column) for column in zip(*curves, strict=True))
     return positions, medians, least, greatest
 
@@ -196,11 +217,20 @@ class Runner:
         problem, x0 = self.problems[seed]
         options = dict(method.options) | ({} if step is None else {"step": step})
         result = minimize(
-            problem, x0, method.method, max_iter=self.plan.budget // method.charge, seed=seed,
-            stop=GradientNorm(1e-6), **options,
-        )  # fmt: skip
+            problem,
+            x0,
+            method.method,
+            max_iter=self.plan.budget // method.charge,
+            seed=seed,
+            stop=GradientNorm(1e-6),
+            **options,
+        )
         rows = [
-            row | {"paper_grads": method.charge * row["iteration"], "true_grads": row["samples"] / problem.n_samples}
+            row
+            | {
+                "paper_grads": method.charge * row["iteration"],
+                "true_grads": row["samples"] / problem.n_samples,
+            }
             for row in result.trace
         ]
         return Run(method.label, step, seed, result.status, rows)
@@ -209,15 +239,25 @@ class Runner:
         """A file for these settings; a run with others is another one."""
         (place, step, seed), plan = wanted, self.plan
         method = plan.methods[place]
-        text = json.dumps([
-            __version__, plan.name, plan.budget, dict(plan.settings), method.method, step, seed,
-            {name: str(value) for name, value in sorted(method.options.items())},
-        ])  # fmt: skip
+        text = json.dumps(
+            [
+                __version__,
+                plan.name,
+                plan.budget,
+                dict(plan.settings),
+                method.method,
+                step,
+                seed,
+                {name: str(value) for name, value in sorted(method.options.items())},
+            ]
+        )
         label = re.sub(r"[^a-z0-9]+", "-", method.label.lower()).strip("-")
         return self.folder / f"{label}-{seed}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
 
 
-def run_figure(source: Callable[[], FigurePlan], folder: Path, *, seeds: int = 5, jobs: int = 1) -> FigureResult:
+def run_figure(
+    source: Callable[[], FigurePlan], folder: Path, *, seeds: int = 5, jobs: int = 1
+) -> FigureResult:
     """Search the steps and run every method on every seed; ``source`` makes the plan, in every process."""
     with track("reading the data") as line, Workers(jobs) as workers:
         plan = source()
@@ -244,13 +284,20 @@ def run_figure(source: Callable[[], FigurePlan], folder: Path, *, seeds: int = 5
         near = {p: _near(plan.methods[p], decades[p], _best(searched[p])) for p in searching}
         for place, run in make([(p, step, 0) for p in searching for step in near[p]]):
             searched[place].append(run)
-        chosen = {p: _best(searched[p]) if p in searched else next(iter(plan.methods[p].steps), None) for p in places}
-        found = [run for _, run in make([(p, chosen[p], seed) for p in places for seed in range(seeds)])]
+        chosen = {
+            p: _best(searched[p]) if p in searched else next(iter(plan.methods[p].steps), None)
+            for p in places
+        }
+        found = [
+            run for _, run in make([(p, chosen[p], seed) for p in places for seed in range(seeds)])
+        ]
     labels = [method.label for method in plan.methods]
     return FigureResult(
-        plan, tuple(range(seeds)), {labels[p]: runs for p, runs in searched.items()},
+        plan,
+        tuple(range(seeds)),
+        {labels[p]: runs for p, runs in searched.items()},
         {labels[p]: found[seeds * p : seeds * (p + 1)] for p in places},
-    )  # fmt: skip
+    )
 
 
 _runners: dict[Path, Runner] = {}  # of a worker process
@@ -274,7 +321,9 @@ def draw(result: FigureResult) -> Figure:
             panel.set_ylabel(label)
     panels[0][0].legend(frameon=False)
     seeds = f"{counted(len(result.seeds), 'seed')}: median, least and greatest"
-    figure.suptitle("\n".join(filter(None, (f"{result.plan.title} - {seeds}", result.plan.note))), fontsize=11)
+    figure.suptitle(
+        "\n".join(filter(None, (f"{result.plan.title} - {seeds}", result.plan.note))), fontsize=11
+    )
     return figure
 
 
@@ -286,7 +335,15 @@ def _panel(panel: Any, result: FigureResult, axis: str, column: str) -> None:
         x, median, least, greatest = band(runs, axis, column)
         name = label if runs[0].step is None else f"{label} (step {runs[0].step:.3g})"
         panel.fill_between(x, least, greatest, color=colour, alpha=0.15, linewidth=0)
-        panel.plot(x, median, color=colour, marker=marker, markevery=max(1, len(x) // 10), markersize=4, label=name)
+        panel.plot(
+            x,
+            median,
+            color=colour,
+            marker=marker,
+            markevery=max(1, len(x) // 10),
+            markersize=4,
+            label=name,
+        )
         edges += [v for v in (*least, *greatest) if math.isfinite(v)]
     panel.grid(alpha=0.3)
     if edges and min(edges) > 0 and max(edges) > 20 * min(edges):
@@ -298,11 +355,22 @@ def write_figure(result: FigureResult, folder: Path) -> None:
     make_folder(folder)
     with matplotlib.rc_context({"font.size": 9}):
         write_atomically(folder / f"{result.plan.name}.png", png(draw(result)))
-    names = ["iteration", "paper_grads", "true_grads", "seconds", "loss", "gradient_norm", *result.plan.metrics]
+    names = [
+        "iteration",
+        "paper_grads",
+        "true_grads",
+        "seconds",
+        "loss",
+        "gradient_norm",
+        *result.plan.metrics,
+    ]
     rows = [
-        {"method": run.label, "step": run.step, "seed": run.seed} | {name: row.get(name) for name in names}
-        for runs in result.runs.values() for run in runs for row in run.rows
-    ]  # fmt: skip
+        {"method": run.label, "step": run.step, "seed": run.seed}
+        | {name: row.get(name) for name in names}
+        for runs in result.runs.values()
+        for run in runs
+        for row in run.rows
+    ]
     frame = pl.DataFrame(rows, infer_schema_length=None)
     write_atomically(folder / f"{result.plan.name}.csv", frame.write_csv().encode())
 
@@ -315,7 +383,10 @@ def png(figure: Figure) -> bytes:
 
 
 def _best(runs: Sequence[Run]) -> float:
-    return min((run for run in runs if run.step is not None), key=lambda run: run.last("loss")).step or math.nan
+    return (
+        min((run for run in runs if run.step is not None), key=lambda run: run.last("loss")).step
+        or math.nan
+    )
 
 
 def _near(method: MethodPlan, coarse: Sequence[float], best: float) -> list[float]:

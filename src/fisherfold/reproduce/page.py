@@ -71,7 +71,10 @@ def write_page(sections: Sequence[Section], folder: Path, rules: Sequence[str]) 
     """Write ``index.html``; pictures of the sections are read below the folder."""
     make_folder(folder)
     target = folder / "index.html"
-    rows = [(Html(f'<a href="#{text(s.name)}">{text(s.title)}</a>'), _badge(s), s.claim) for s in sections]
+    rows = [
+        (Html(f'<a href="#{text(s.name)}">{text(s.title)}</a>'), _badge(s), s.claim)
+        for s in sections
+    ]
     overview = html_table(["experiment", "verdict", "the paper says"], rows, label="Overview")
     terms = "".join(f"<li>{text(rule)}</li>" for rule in rules)
     body = "\n".join(_section(section, folder) for section in sections)
@@ -87,15 +90,22 @@ def write_page(sections: Sequence[Section], folder: Path, rules: Sequence[str]) 
 
 
 def _badge(section: Section) -> Html:
-    return Html(f'<span class="verdict {_CLASSES.get(section.verdict, "none")}">{text(section.verdict)}</span>')
+    return Html(
+        f'<span class="verdict {_CLASSES.get(section.verdict, "none")}">{text(section.verdict)}</span>'
+    )
 
 
 def _section(section: Section, folder: Path) -> str:
-    parts = [f"<h2>{text(section.title)} {_badge(section)}</h2>", f'<p class="claim">{text(section.claim)}</p>']
+    parts = [
+        f"<h2>{text(section.title)} {_badge(section)}</h2>",
+        f'<p class="claim">{text(section.claim)}</p>',
+    ]
     parts.append(f"<ul>{''.join(f'<li>{text(reason)}</li>' for reason in section.why)}</ul>")
     if section.picture:
         source = image((folder / section.picture).read_bytes())
-        parts.append(f'<div class="scroll picture"><img alt="{text(section.title)}" src="{source}"></div>')
+        parts.append(
+            f'<div class="scroll picture"><img alt="{text(section.title)}" src="{source}"></div>'
+        )
     for place, table in enumerate(table for table in section.tables if table.rows):
         inside = html_table(table.columns, table.rows, label=table.title)
         folded = f"<details><summary>{text(table.title)}</summary>{inside}</details>"

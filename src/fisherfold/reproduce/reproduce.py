@@ -27,13 +27,22 @@ from fisherfold.reproduce.verdicts import RULES, Kind, compare, judge, true_coun
 from fisherfold.reproduce.workers import Workers
 
 FIGURES: dict[str, Callable[[], FigurePlan]] = {
-    "jester": completion.jester, "movielens": completion.movielens, "school": subspace.school, "sarcos": subspace.sarcos
-}  # fmt: skip
+    "jester": completion.jester,
+    "movielens": completion.movielens,
+    "school": subspace.school,
+    "sarcos": subspace.sarcos,
+}
 NAMES = (*FIGURES, "cifar", "theory")
 FASTEST = "RNGD converges fastest of the four methods, in training and in test error."
-KINDS: dict[str, Kind] = {"jester": "fastest", "movielens": "fastest", "school": "lowest", "sarcos": "lowest"}
+KINDS: dict[str, Kind] = {
+    "jester": "fastest",
+    "movielens": "fastest",
+    "school": "lowest",
+    "sarcos": "lowest",
+}
 CLAIMS = {
-    "jester": FASTEST, "movielens": FASTEST,
+    "jester": FASTEST,
+    "movielens": FASTEST,
     "school": "RNGD ends at the point with the lowest error of the four methods.",
     "sarcos": "RNGD ends at the point with the lowest error of the four methods, by a wide margin.",
     "cifar": cifar.CLAIM,
@@ -43,7 +52,7 @@ CLAIMS = {
     "theory-rates": "On the two-layer network RNGD converges linearly with factor 1 - t/2, and quadratically at t = 1.",
     "theory-stability": "The Jacobian of a wide two-layer network moves little around its random start.",
     "theory-invariance": "Behind a normalisation the gradient of a row is orthogonal to the row, and RFIM = FIM.",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -85,7 +94,9 @@ def run(name: str, options: Options, **more: Any) -> list[Section]:
     try:
         if name == "theory":
             return reproduce_theory(options, **more)
-        return [reproduce_cifar(options, **more) if name == "cifar" else reproduce_figure(name, options)]
+        return [
+            reproduce_cifar(options, **more) if name == "cifar" else reproduce_figure(name, options)
+        ]
     except FileNotFoundError as error:
         mark_missing(name, str(error), options)
         raise
@@ -113,15 +124,28 @@ def figure_section(result: FigureResult, *, command: str = "") -> Section:
     """A four-method figure as a section."""
     plan = result.plan
     kind = KINDS[plan.name]
-    paper, true = ([compare(result, c, kind, true=count) for c in plan.metrics] for count in (False, True))
+    paper, true = (
+        [compare(result, c, kind, true=count) for c in plan.metrics] for count in (False, True)
+    )
     why = [c.sentence(plan.metrics[c.column], plan.methods[0].label) for c in paper]
-    settings = {**plan.settings, "budget (#grad/N, the paper's count)": plan.budget, "seeds": len(result.seeds),
-                "version": __version__}  # fmt: skip
+    settings = {
+        **plan.settings,
+        "budget (#grad/N, the paper's count)": plan.budget,
+        "seeds": len(result.seeds),
+        "version": __version__,
+    }
     return Section(
-        plan.name, plan.title, CLAIMS[plan.name], judge(paper, true), [*why, true_count(result, true)], settings,
-        command, [_final_table(result), _search_table(result)], f"{plan.name}/{plan.name}.png",
+        plan.name,
+        plan.title,
+        CLAIMS[plan.name],
+        judge(paper, true),
+        [*why, true_count(result, true)],
+        settings,
+        command,
+        [_final_table(result), _search_table(result)],
+        f"{plan.name}/{plan.name}.png",
         plan.note.splitlines(),
-    )  # fmt: skip
+    )
 
 
 def reproduce_theory(options: Options, parts: tuple[str, ...] = ()) -> list[Section]:
@@ -130,12 +154,16 @@ def reproduce_theory(options: Options, parts: tuple[str, ...] = ()) -> list[Sect
     shown = {"quick": options.quick, "seeds": options.seeds, "version": __version__}
     names = chosen(parts)
     files = {name: options.section_file(f"theory-{name}") for name in names}
-    missing = [n for n in names if (found := Section.load(files[n])) is None or found.settings != shown]
+    missing = [
+        n for n in names if (found := Section.load(files[n])) is None or found.settings != shown
+    ]
     with track("theory", len(names)) as line, Workers(options.jobs) as workers:
         line.update(len(names) - len(missing))
         one = partial(_measure, settings, options.folder / "theory")
         for part in workers.each(one, missing) if options.jobs > 1 else map(one, missing):
-            theory_section(part, shown, options.command(f"theory-{part.name}")).save(files[part.name])
+            theory_section(part, shown, options.command(f"theory-{part.name}")).save(
+                files[part.name]
+            )
             line.advance()
     return [section for name in names if (section := Section.load(files[name])) is not None]
 
@@ -150,22 +178,37 @@ def theory_section(part: Part, settings: dict[str, object], command: str = "") -
     """One part of the theory as a section."""
     seen = Counter(str(finding.verdict) for finding in part.findings)
     words = {"holds": "true", "partly": "true with a restriction", "fails": "not true"}
-    counts = ", ".join(f"{seen[verdict]} {word}" for verdict, word in words.items() if seen[verdict])
+    counts = ", ".join(
+        f"{seen[verdict]} {word}" for verdict, word in words.items() if seen[verdict]
+    )
     why = [f"{counted(len(part.findings), 'statement')}: {counts}."]
     why += [
-        f"Does not hold: {f.name} (measured {f.measured:.3g})." if isinstance(f.measured, float)
-        else f"Does not hold: {f.name} (measured {f.measured})." for f in part.findings if f.verdict == "fails"
-    ]  # fmt: skip
+        f"Does not hold: {f.name} (measured {f.measured:.3g})."
+        if isinstance(f.measured, float)
+        else f"Does not hold: {f.name} (measured {f.measured})."
+        for f in part.findings
+        if f.verdict == "fails"
+    ]
     rows = [[f.name, f.predicted, f.measured, f.verdict, f.note] for f in part.findings]
-    table = Table("Findings", ["statement", "predicted", "measured", "verdict", "how it was measured"], rows)
+    table = Table(
+        "Findings", ["statement", "predicted", "measured", "verdict", "how it was measured"], rows
+    )
     verdict: Verdict = "holds partly"
     if len(seen) == 1 and "partly" not in seen:
         verdict = "holds" if "holds" in seen else "does not hold"
     name = f"theory-{part.name}"
     return Section(
-        name, f"Theory: {part.title}", CLAIMS[name], verdict, why, settings, command, [table],
-        f"theory/{part.name}.png", [part.sentence],
-    )  # fmt: skip
+        name,
+        f"Theory: {part.title}",
+        CLAIMS[name],
+        verdict,
+        why,
+        settings,
+        command,
+        [table],
+        f"theory/{part.name}.png",
+        [part.sentence],
+    )
 
 
 def reproduce_cifar(options: Options, results: Path = cifar.RESULTS) -> Section:
@@ -174,7 +217,9 @@ def reproduce_cifar(options: Options, results: Path = cifar.RESULTS) -> Section:
     found = cifar.cells(runs)
     folder = make_folder(options.folder / "cifar")
     write_atomically(folder / "cifar.png", png(cifar.draw(runs)))
-    section = cifar.section(found, runs, command=options.command("cifar"), picture="cifar/cifar.png")
+    section = cifar.section(
+        found, runs, command=options.command("cifar"), picture="cifar/cifar.png"
+    )
     section.save(options.section_file("cifar"))
     return section
 
@@ -188,7 +233,8 @@ def mark_missing(name: str, hint: str, options: Options) -> None:
 def sections(options: Options) -> list[Section]:
     """All sections of the page in its order; what was not run is marked as such."""
     return [
-        Section.load(options.section_file(name)) or _empty(name, "not run", "It has not been run yet.", options)
+        Section.load(options.section_file(name))
+        or _empty(name, "not run", "It has not been run yet.", options)
         for name in CLAIMS
     ]
 
@@ -206,20 +252,38 @@ def _empty(name: str, verdict: Verdict, reason: str, options: Options) -> Sectio
 def _final_table(result: FigureResult) -> Table:
     metrics = result.plan.metrics
     rows = [
-        [label, runs[0].step, *(value for metric in metrics for value in result.final(label, metric)),
-         *(result.final(label, cost)[0] for cost in ("seconds", "paper_grads", "true_grads"))]
+        [
+            label,
+            runs[0].step,
+            *(value for metric in metrics for value in result.final(label, metric)),
+            *(result.final(label, cost)[0] for cost in ("seconds", "paper_grads", "true_grads")),
+        ]
         for label, runs in result.runs.items()
-    ]  # fmt: skip
+    ]
     heads = [head for label in metrics.values() for head in (label, "± sd")]
-    over = f", mean and standard deviation over {len(result.seeds)} seeds" if len(result.seeds) > 1 else " of one seed"
+    over = (
+        f", mean and standard deviation over {len(result.seeds)} seeds"
+        if len(result.seeds) > 1
+        else " of one seed"
+    )
     columns = ["method", "step", *heads, "seconds", "#grad/N (paper)", "#grad/N (true)"]
     return Table(f"Final figures{over}", columns, rows)
 
 
 def _search_table(result: FigureResult) -> Table:
     rows = [
-        [label, run.step, run.last("loss"), run.status, "yes" if run.step == result.runs[label][0].step else ""]
+        [
+            label,
+            run.step,
+            run.last("loss"),
+            run.status,
+            "yes" if run.step == result.runs[label][0].step else "",
+        ]
         for label, runs in result.searched.items()
         for run in sorted(runs, key=lambda run: -(run.step or 0))
     ]
-    return Table("Step sizes searched on the first seed", ["method", "step", "final loss", "status", "chosen"], rows)
+    return Table(
+        "Step sizes searched on the first seed",
+        ["method", "step", "final loss", "status", "chosen"],
+        rows,
+    )

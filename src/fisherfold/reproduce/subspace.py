@@ -37,7 +37,16 @@ STAND_IN = (
 def school() -> FigurePlan:
     """The School figure: 139 schools, 28 features, 72 #grad/N; RNGD steps 5 (the released script) and 4 (the text)."""
     data = datasets.load_tasks("school")
-    return _plan("school", "School, 139 tasks", data.X, data.y, data.task, budget=72, steps=(5.0, 4.0), damping=1e-4)
+    return _plan(
+        "school",
+        "School, 139 tasks",
+        data.X,
+        data.y,
+        data.task,
+        budget=72,
+        steps=(5.0, 4.0),
+        damping=1e-4,
+    )
 
 
 def sarcos() -> FigurePlan:
@@ -76,9 +85,17 @@ def split_rows(task: NDArray[Any], seed: int) -> tuple[NDArray[Any], NDArray[Any
 
 
 def _plan(
-    name: str, title: str, X: NDArray[Any], y: NDArray[Any], task: NDArray[Any], *, budget: int,
-    steps: tuple[float, ...], damping: float, note: str = "",
-) -> FigurePlan:  # fmt: skip
+    name: str,
+    title: str,
+    X: NDArray[Any],
+    y: NDArray[Any],
+    task: NDArray[Any],
+    *,
+    budget: int,
+    steps: tuple[float, ...],
+    damping: float,
+    note: str = "",
+) -> FigurePlan:
     n_tasks = int(task.max()) + 1
     tensors = torch.as_tensor(X), torch.as_tensor(y), torch.as_tensor(task, dtype=torch.int64)
 
@@ -89,14 +106,23 @@ def _plan(
     def make(seed: int) -> tuple[Problem, Point]:
         train, test = split_rows(task, seed)
         problem = SubspaceProblem(
-            statistics(train), rank=RANK, ridge=RIDGE, objective="residual", factor_damping=damping / n_tasks,
+            statistics(train),
+            rank=RANK,
+            ridge=RIDGE,
+            objective="residual",
+            factor_damping=damping / n_tasks,
             held_out=statistics(test),
-        )  # fmt: skip
+        )
         return problem, problem.manifold.random_point(generator=torch.Generator().manual_seed(seed))
 
     methods = four_methods(tuple(t / n_tasks for t in steps), grid_125(2.0, 1e-9), 1)
     settings = {
-        "rank": RANK, "ridge": RIDGE, "damping": damping, "paper_steps": list(steps), "tasks": n_tasks, "rows": len(y),
+        "rank": RANK,
+        "ridge": RIDGE,
+        "damping": damping,
+        "paper_steps": list(steps),
+        "tasks": n_tasks,
+        "rows": len(y),
         "data": checksum(X, y, task),
-    }  # fmt: skip
+    }
     return FigurePlan(name, title, make, methods, budget, METRICS, settings, note, one_thread=True)

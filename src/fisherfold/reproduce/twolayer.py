@@ -43,7 +43,13 @@ class TwoLayer(Problem):
     fisher_kinds: ClassVar[tuple[str, ...]] = ("exact",)
 
     def __init__(
-        self, x: Tensor, y: Tensor, signs: Tensor, *, activation: str = "relu", likelihood: Likelihood | None = None
+        self,
+        x: Tensor,
+        y: Tensor,
+        signs: Tensor,
+        *,
+        activation: str = "relu",
+        likelihood: Likelihood | None = None,
     ) -> None:
         self.inputs = x - x.mean(dim=0)
         self.covariance = self.inputs.T @ self.inputs / len(x)
@@ -56,9 +62,15 @@ class TwoLayer(Problem):
 
     @classmethod
     def draw(
-        cls, x: Tensor, y: Tensor, width: int, *, generator: torch.Generator, activation: str = "relu",
+        cls,
+        x: Tensor,
+        y: Tensor,
+        width: int,
+        *,
+        generator: torch.Generator,
+        activation: str = "relu",
         likelihood: Likelihood | None = None,
-    ) -> tuple[TwoLayer, Tensor]:  # fmt: skip
+    ) -> tuple[TwoLayer, Tensor]:
         """Draw a network as the paper does: a_j uniform on ±1, θ_j uniform on the sphere."""
         signs = 2 * torch.randint(2, (width,), generator=generator).to(x.dtype) - 1
         problem = cls(x, y, signs, activation=activation, likelihood=likelihood)
@@ -92,21 +104,27 @@ class TwoLayer(Problem):
         return self.likelihood.nll(u, self.targets).mean(), self.pull_back(x, scores / len(u))
 
     @override
-    def fisher(self, x: Point, batch: Tensor | None = None, *, kind: str = "exact") -> TwoLayerFisher:
+    def fisher(
+        self, x: Point, batch: Tensor | None = None, *, kind: str = "exact"
+    ) -> TwoLayerFisher:
         _check_whole(batch)
         return TwoLayerFisher(self, x)
 
     def push_forward(self, theta: Tensor, v: Tensor) -> Tensor:
         """The product J v."""
         units = self._units(theta)
-        along = (self.inputs @ v.T) / units.scale - units.tau * (units.normal * v).sum(dim=1) / units.scale
+        along = (self.inputs @ v.T) / units.scale - units.tau * (units.normal * v).sum(
+            dim=1
+        ) / units.scale
         return (self._weights(units) * along).sum(dim=1)
 
     def pull_back(self, theta: Tensor, w: Tensor) -> Tensor:
         """The product Jᵀ w."""
         units = self._units(theta)
         weighted = self._weights(units) * w[:, None] / units.scale
-        ambient = weighted.T @ self.inputs - (weighted * units.tau).sum(dim=0)[:, None] * units.normal
+        ambient = (
+            weighted.T @ self.inputs - (weighted * units.tau).sum(dim=0)[:, None] * units.normal
+        )
         return self.manifold.project(theta, ambient)
 
     def gram(self, theta: Tensor, other: Tensor | None = None) -> Tensor:

@@ -66,7 +66,11 @@ class Comparison:
         own, other = statistics.median(self.own), statistics.median(self.other)
         seeds = f"{self.wins} of {counted(len(self.own), 'seed')}"
         if self.kind == "lowest":
-            part = f", {(own - other) / abs(other):+.1%}" if other and math.isfinite(own + other) else ""
+            part = (
+                f", {(own - other) / abs(other):+.1%}"
+                if other and math.isfinite(own + other)
+                else ""
+            )
             medians = f"median {own:.4g}, best other: {other:.4g}{part}"
             return f"{label}: {method} ends lowest on {seeds} ({medians}): {self.outcome}."
         return (
@@ -84,7 +88,11 @@ def compare(result: FigureResult, column: str, kind: Kind, *, true: bool = False
     own, other = [], []
     for runs in zip(*groups, strict=True):
         ends = [_value_at(run, column, budget) for run in runs]
-        values = ends if kind == "lowest" else [cost_of(run, column, NEAR * min(ends), axis) for run in runs]
+        values = (
+            ends
+            if kind == "lowest"
+            else [cost_of(run, column, NEAR * min(ends), axis) for run in runs]
+        )
         own.append(values[0])
         other.append(min(values[1:]))
     return Comparison(column, kind, own, other)
@@ -92,23 +100,31 @@ def compare(result: FigureResult, column: str, kind: Kind, *, true: bool = False
 
 def cost_of(run: Run, column: str, level: float, axis: str = "paper_grads") -> float:
     """Where a run first reaches a level."""
-    return next((float(row[axis]) for row in run.rows if row.get(column, math.nan) <= level), math.inf)
+    return next(
+        (float(row[axis]) for row in run.rows if row.get(column, math.nan) <= level), math.inf
+    )
 
 
 def judge(comparisons: Sequence[Comparison], true: Sequence[Comparison] = ()) -> Verdict:
     """The verdict on a figure from the comparisons of all its errors."""
     outcomes = {comparison.outcome for comparison in comparisons}
     if outcomes == {"ahead"}:
-        return "holds" if all(comparison.outcome == "ahead" for comparison in true) else "holds partly"
+        return (
+            "holds" if all(comparison.outcome == "ahead" for comparison in true) else "holds partly"
+        )
     return "does not hold" if "behind" in outcomes and "ahead" not in outcomes else "holds partly"
 
 
 def true_count(result: FigureResult, comparisons: Sequence[Comparison]) -> str:
     """What becomes of the comparisons when every sample gradient is counted."""
     groups = {m.label: result.runs[m.label] for m in result.plan.methods if m.paper}
-    used = (f"{label} {statistics.fmean(r.last('true_grads') for r in runs):.0f}" for label, runs in groups.items())
+    used = (
+        f"{label} {statistics.fmean(r.last('true_grads') for r in runs):.0f}"
+        for label, runs in groups.items()
+    )
     found = (
-        f"{result.plan.metrics[c.column]} {c.outcome} ({c.wins} of {counted(len(c.own), 'seed')})" for c in comparisons
+        f"{result.plan.metrics[c.column]} {c.outcome} ({c.wins} of {counted(len(c.own), 'seed')})"
+        for c in comparisons
     )
     return f"With every sample gradient counted (#grad/N: {', '.join(used)}): {'; '.join(found)}."
 

@@ -25,7 +25,9 @@ class Workers:
 
     def __init__(self, jobs: int) -> None:
         context = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(jobs,))
+        self._pool = ProcessPoolExecutor(
+            jobs, mp_context=context, initializer=_begin, initargs=(jobs,)
+        )
 
     def __enter__(self) -> Workers:
         return self
@@ -39,7 +41,9 @@ class Workers:
             for call in as_completed([self._pool.submit(function, item) for item in items]):
                 yield call.result()
         except BrokenProcessPool:
-            raise RuntimeError("a worker process was killed (out of memory?); run again to continue") from None
+            raise RuntimeError(
+                "a worker process was killed (out of memory?); run again to continue"
+            ) from None
 
 
 def _begin(jobs: int) -> None:

@@ -20,6 +20,24 @@ from fisherfold.solvers.stopping import (
 from fisherfold.solvers.trust_region import TrustRegion
 
 __all__ = [
-    "LBFGS", "METHODS", "RCG", "RGD", "RNGD", "RNGDVR", "RSGD", "RSVRG", "Criterion", "GradientNorm", "LossBelow",
-    "MaxSamples", "MaxSeconds", "Result", "SmallGradient", "Stagnation", "State", "Trace", "TrustRegion", "minimize",
-]  # fmt: skip
+    "LBFGS",
+    "METHODS",
+    "RCG",
+    "RGD",
+    "RNGD",
+    "RNGDVR",
+    "RSGD",
+    "RSVRG",
+    "Criterion",
+    "GradientNorm",
+    "LossBelow",
+    "MaxSamples",
+    "MaxSeconds",
+    "Result",
+    "SmallGradient",
+    "Stagnation",
+    "State",
+    "Trace",
+    "TrustRegion",
+    "minimize",
+]

@@ -16,7 +16,16 @@ import torch
 from typing_extensions import override
 
 from fisherfold.fisher.solve import coordinates
-from fisherfold.manifolds.base import Point, Tangent, combine, flatten, is_finite, scale, tree_map, unflatten
+from fisherfold.manifolds.base import (
+    Point,
+    Tangent,
+    combine,
+    flatten,
+    is_finite,
+    scale,
+    tree_map,
+    unflatten,
+)
 from fisherfold.problems.base import Problem
 from fisherfold.solvers.method import FIRST_STEP, MAX_TRIALS, Method, at_least_one
 from fisherfold.solvers.state import State
@@ -53,7 +62,9 @@ class LBFGS(Method):
         if self.is_over(state):
             return
         pairs = self._pairs(state)
-        direction = self._direction(x, gradient, pairs) if pairs else scale(-FIRST_STEP / norm, gradient)
+        direction = (
+            self._direction(x, gradient, pairs) if pairs else scale(-FIRST_STEP / norm, gradient)
+        )
         slope = self.inner(x, gradient, direction)
         if not slope < 0:
             pairs, direction = [], scale(-FIRST_STEP / norm, gradient)
@@ -64,7 +75,9 @@ class LBFGS(Method):
             # pairs may be of a region that was left: once more along the gradient
             self._keep(state, [])
             if not pairs:
-                sentence = f"the line search found no lower loss along the gradient in {trials} trials"
+                sentence = (
+                    f"the line search found no lower loss along the gradient in {trials} trials"
+                )
                 state.failure = ("stalled", sentence)
             return
         state.record["step"] = self.norm(x, move)
@@ -75,7 +88,9 @@ class LBFGS(Method):
             pairs.append((s, y))
         self._keep(state, pairs[-self.memory :])
 
-    def _line_search(self, state: State, direction: Tangent, slope: float) -> tuple[Point | None, Tangent, int]:
+    def _line_search(
+        self, state: State, direction: Tangent, slope: float
+    ) -> tuple[Point | None, Tangent, int]:
         """The accepted point, put into the state, or None; the step, and the number of evaluations."""
         x, gradient, alpha = state.x, state.vectors["gradient"], 1.0
         for trials in range(1, MAX_TRIALS + 1):
@@ -89,7 +104,11 @@ class LBFGS(Method):
             if math.isfinite(value):
                 # where losses no longer tell a fall from a rise gradients do
                 blurred = -alpha * slope <= self.problem.loss_rounding(x, state.loss)
-                fallen = self.fall(x, trial, move, gradient, new_gradient) if blurred else state.loss - value
+                fallen = (
+                    self.fall(x, trial, move, gradient, new_gradient)
+                    if blurred
+                    else state.loss - value
+                )
             if fallen >= -SUFFICIENT * alpha * slope:
                 state.x, state.loss, state.vectors["gradient"] = trial, value, new_gradient
                 state.gradient_norm = new_norm
@@ -99,10 +118,14 @@ class LBFGS(Method):
             alpha *= min(max(best, 0.1), 0.5)
         return None, scale(alpha, direction), trials
 
-    def _direction(self, x: Point, gradient: Tangent, pairs: list[tuple[Tangent, Tangent]]) -> Tangent:
+    def _direction(
+        self, x: Point, gradient: Tangent, pairs: list[tuple[Tangent, Tangent]]
+    ) -> Tangent:
         """-B g by the two-loop recursion, on its coefficients of all s, all y and g."""
         m = len(pairs)
-        rows = torch.stack([flatten(v) for v in (*(s for s, _ in pairs), *(y for _, y in pairs), gradient)])
+        rows = torch.stack(
+            [flatten(v) for v in (*(s for s, _ in pairs), *(y for _, y in pairs), gradient)]
+        )
         inner = coordinates(self.manifold, x, rows, rows).double().cpu().numpy()
         q, shares = np.eye(2 * m + 1)[-1], np.zeros(m)
         for k in reversed(range(m)):
@@ -113,15 +136,22 @@ class LBFGS(Method):
             q[k] += shares[k] - inner[m + k] @ q / inner[k, m + k]
         return unflatten(-torch.from_numpy(q).to(rows) @ rows, gradient)
 
-    def _carried(self, x: Point, y: Point, pairs: list[tuple[Tangent, Tangent]]) -> list[tuple[Tangent, Tangent]]:
+    def _carried(
+        self, x: Point, y: Point, pairs: list[tuple[Tangent, Tangent]]
+    ) -> list[tuple[Tangent, Tangent]]:
         """All vectors in the tangent space at y, carried at once."""
-        stacked = tree_map(lambda *vectors: torch.stack(vectors), *(vector for pair in pairs for vector in pair))
+        stacked = tree_map(
+            lambda *vectors: torch.stack(vectors), *(vector for pair in pairs for vector in pair)
+        )
         moved = self.manifold._transport(x, y, stacked, self.manifold.transport_method)
         vectors = [tree_map(lambda leaf, k=k: leaf[k], moved) for k in range(2 * len(pairs))]
         return list(zip(vectors[::2], vectors[1::2], strict=True))
 
     def _pairs(self, state: State) -> list[tuple[Tangent, Tangent]]:
-        return [(state.vectors[f"s{k}"], state.vectors[f"y{k}"]) for k in range(int(state.numbers["pairs"]))]
+        return [
+            (state.vectors[f"s{k}"], state.vectors[f"y{k}"])
+            for k in range(int(state.numbers["pairs"]))
+        ]
 
     def _keep(self, state: State, pairs: list[tuple[Tangent, Tangent]]) -> None:
         state.vectors = {"gradient": state.vectors["gradient"]}

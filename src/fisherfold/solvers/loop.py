@@ -33,7 +33,9 @@ from fisherfold.solvers.state import State
 from fisherfold.solvers.stopping import Criterion, SmallGradient
 from fisherfold.solvers.trust_region import TrustRegion
 
-METHODS: dict[str, type[Method]] = {m.name: m for m in (RNGD, RNGDVR, RSGD, RSVRG, RCG, RGD, TrustRegion, LBFGS)}
+METHODS: dict[str, type[Method]] = {
+    m.name: m for m in (RNGD, RNGDVR, RSGD, RSVRG, RCG, RGD, TrustRegion, LBFGS)
+}
 
 
 def minimize(
@@ -84,7 +86,11 @@ def minimize(
         KeyboardInterrupt: after a checkpoint was written, if the user interrupts.
     """
     _check_parts(problem, stop, callback, seed)
-    _check_numbers(max_iter=(max_iter, 0), evaluate_every=(evaluate_every, 1), checkpoint_every=(checkpoint_every, 1))
+    _check_numbers(
+        max_iter=(max_iter, 0),
+        evaluate_every=(evaluate_every, 1),
+        checkpoint_every=(checkpoint_every, 1),
+    )
     _check_files(checkpoint, resume, problem.group)
     _check_start(problem, x0)
     x0 = arranged(x0, problem.manifold.point_shape)
@@ -96,7 +102,9 @@ def minimize(
     settings = str(sorted(options.items()))
     if state.options != settings:  # they may find a step where the last ones found none
         state.options, state.failure = settings, None
-    stop = stop or (SmallGradient() if leaves(x0)[0].dtype == torch.float64 else SmallGradient(1e-4, 1e-3))
+    stop = stop or (
+        SmallGradient() if leaves(x0)[0].dtype == torch.float64 else SmallGradient(1e-4, 1e-3)
+    )
 
     def keep() -> None:
         with problem.group.together():
@@ -112,7 +120,9 @@ def minimize(
         verdict = _agreed(problem.group, _verdict(state, stop, max_iter))
         if started and verdict is not None:
             keep()
-        with track(f"minimize ({method})", at_most=max_iter, verbose=verbose and problem.group.is_first) as line:
+        with track(
+            f"minimize ({method})", at_most=max_iter, verbose=verbose and problem.group.is_first
+        ) as line:
             while verdict is None:
                 before = state.copy() if checkpoint is not None else None
                 _advance(solver, state, evaluate_every, max_iter)
@@ -120,7 +130,10 @@ def minimize(
                 line.update(state.iteration, state.trace.rows[-1])
                 verdict = _verdict(state, stop, max_iter)
                 if callback is not None and (answer := callback(state)) and verdict is None:
-                    verdict = ("stopped", answer if isinstance(answer, str) else "the callback asked to stop")
+                    verdict = (
+                        "stopped",
+                        answer if isinstance(answer, str) else "the callback asked to stop",
+                    )
                 verdict = _agreed(problem.group, verdict)
                 if verdict is not None:
                     _conclude(solver, state)
@@ -135,9 +148,13 @@ def minimize(
         problem.generator = own
     status, message = verdict
     # a point that met the criterion is the best one unless another was lower by more than rounding
-    met = status == "converged" and state.loss <= state.best_loss + problem.loss_rounding(state.x, state.best_loss)
+    met = status == "converged" and state.loss <= state.best_loss + problem.loss_rounding(
+        state.x, state.best_loss
+    )
     x, value = (state.x, state.loss) if met else (state.best, state.best_loss)
-    return Result(x, value, status, message, state.trace, state.iteration, last=state.x, problem=problem)
+    return Result(
+        x, value, status, message, state.trace, state.iteration, last=state.x, problem=problem
+    )
 
 
 def _check_numbers(**counts: tuple[int, int]) -> None:
@@ -149,7 +166,9 @@ def _check_numbers(**counts: tuple[int, int]) -> None:
 
 def _check_parts(problem: Problem, stop: Criterion | None, callback: object, seed: int) -> None:
     if not isinstance(problem, Problem):
-        raise TypeError(f"problem must be a fisherfold.Problem, such as NLLProblem, got {type(problem).__name__}")
+        raise TypeError(
+            f"problem must be a fisherfold.Problem, such as NLLProblem, got {type(problem).__name__}"
+        )
     if stop is not None and not isinstance(stop, Criterion):
         raise TypeError(f"stop must be a criterion such as GradientNorm(1e-6), got {stop!r}")
     if callback is not None and not callable(callback):
@@ -173,7 +192,9 @@ def _check_start(problem: Problem, x0: Point) -> None:
     problem.manifold.check_point(x0, name="x0")
     dtypes = {leaf.dtype for leaf in leaves(x0)}
     if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.float64}:
-        raise ValueError(f"x0 must be float32 or float64, one for all factors, got {sorted(map(str, dtypes))}")
+        raise ValueError(
+            f"x0 must be float32 or float64, one for all factors, got {sorted(map(str, dtypes))}"
+        )
     if any(leaf.requires_grad for leaf in leaves(x0)):
         raise ValueError("x0 must not require grad; pass x0.detach()")
     batched = problem.manifold.inner(x0, x0, x0).ndim > 0
@@ -188,7 +209,9 @@ def _construct(method: type[Method], problem: Problem, options: dict[str, Any]) 
         raise TypeError(f"method {method.name!r}: {str(error).split('__init__() ')[-1]}") from None
 
 
-def _begin(solver: Method, x0: Point, seed: int, saved: str | os.PathLike[str] | None, tag: str) -> State:
+def _begin(
+    solver: Method, x0: Point, seed: int, saved: str | os.PathLike[str] | None, tag: str
+) -> State:
     group = solver.problem.group
     if saved is not None:
         resumed = State.load(saved, method=solver.name, like=x0, tag=tag, group=group)
@@ -247,14 +270,20 @@ def _conclude(solver: Method, state: State) -> None:
 
 def _record(problem: Problem, state: State) -> None:
     row = {
-        "iteration": state.iteration, "samples": state.samples, "products": state.products, "seconds": state.seconds,
-        "loss": state.loss, "gradient_norm": state.gradient_norm,
-    }  # fmt: skip
+        "iteration": state.iteration,
+        "samples": state.samples,
+        "products": state.products,
+        "seconds": state.seconds,
+        "loss": state.loss,
+        "gradient_norm": state.gradient_norm,
+    }
     row |= state.record
     metrics = {name: float(value) for name, value in problem.metrics(state.x).items()}
     # criteria read the loss and the acceptance of a step in the trace
     if taken := sorted({*row, "accepted"} & set(metrics)):
-        raise ValueError(f"metrics of the problem must have names of their own, got {taken}, columns of the trace")
+        raise ValueError(
+            f"metrics of the problem must have names of their own, got {taken}, columns of the trace"
+        )
     state.trace.rows.append(row | metrics)
     if state.loss < state.best_loss:
         state.best, state.best_loss = state.x, state.loss
@@ -278,7 +307,9 @@ def _advice(state: State) -> str:
     rows = [row for row in state.trace.rows if row["gradient_norm"] == row["gradient_norm"]]
     last, lately = rows[-1], len(rows) // 4
     norm = f"the gradient norm is {last['gradient_norm']:.1e}"
-    if lately == 0 or last["gradient_norm"] <= 0.9 * min(row["gradient_norm"] for row in rows[:-lately]):
+    if lately == 0 or last["gradient_norm"] <= 0.9 * min(
+        row["gradient_norm"] for row in rows[:-lately]
+    ):
         return f"{norm} and falls: raise max_iter, or start again from result.last"
     if "batch_loss" in last:
         return f"{norm}, the noise of the batches: take larger ones, or batch_size as a function that grows"
@@ -292,6 +323,8 @@ def _advice(state: State) -> str:
 
 def _agreed(group: Group, verdict: tuple[str, str] | None) -> tuple[str, str] | None:
     """One verdict on all processes: clocks and callbacks may differ, and who goes on alone would wait for ever."""
-    if group.size == 1 or not bool(group.largest(torch.tensor(verdict is not None, dtype=torch.int64))):
+    if group.size == 1 or not bool(
+        group.largest(torch.tensor(verdict is not None, dtype=torch.int64))
+    ):
         return verdict
     return next(filter(None, group.gather_objects(verdict)))

@@ -64,7 +64,9 @@ class Method(ABC):
 
     def inner(self, x: Point, u: Tangent, v: Tangent) -> float:
         """The metric as a number."""
-        return float(self.manifold._inner(x, u, v))  # the hook: vectors made by a solver need no checks
+        return float(
+            self.manifold._inner(x, u, v)
+        )  # the hook: vectors made by a solver need no checks
 
     def norm(self, x: Point, v: Tangent) -> float:
         """The length of a tangent vector as a number."""
@@ -93,7 +95,9 @@ class Method(ABC):
         found = self._secant(state, gradient, norm, length)
         for _ in range(3):
             ahead = norm / max(found, eps * norm / length)
-            if ahead <= 2 * length or math.isinf(further := self._secant(state, gradient, norm, ahead)):
+            if ahead <= 2 * length or math.isinf(
+                further := self._secant(state, gradient, norm, ahead)
+            ):
                 break
             found, length = further, ahead
         return found
@@ -104,7 +108,9 @@ class Method(ABC):
         if not is_finite(y):
             return math.inf
         state.samples += self.problem.n_samples
-        change = combine(1.0, self.problem.gradient(y), -1.0, self.manifold.transport(x, y, gradient))
+        change = combine(
+            1.0, self.problem.gradient(y), -1.0, self.manifold.transport(x, y, gradient)
+        )
         found = self.norm(y, change) / length
         return found if math.isfinite(found) else math.inf
 
@@ -165,12 +171,18 @@ def check_batch_size(batch_size: int | None, n_samples: int, name: str = "batch_
 class Draws:
     """The batches of one epoch after another, of a tenth of the samples each if no size is given."""
 
-    def __init__(self, n_samples: int, batch_size: int | None, sampling: str | None, stream: Tensor | None) -> None:
+    def __init__(
+        self, n_samples: int, batch_size: int | None, sampling: str | None, stream: Tensor | None
+    ) -> None:
         if sampling is not None and sampling not in ("shuffle", "replacement"):
             raise ValueError(f"sampling must be 'shuffle' or 'replacement', got {sampling!r}")
         self.n_samples, self.sampling = n_samples, sampling
         self.stream = None if stream is None else torch.as_tensor(stream)
-        self.batch_size = max(1, n_samples // 10) if batch_size is None else check_batch_size(batch_size, n_samples)
+        self.batch_size = (
+            max(1, n_samples // 10)
+            if batch_size is None
+            else check_batch_size(batch_size, n_samples)
+        )
 
     def epoch(self, state: State) -> Iterator[Tensor]:
         """The batches of the epoch that the state is about to make."""
@@ -181,7 +193,9 @@ class Draws:
                 raise ValueError(f"stream holds {held}, epoch {state.iteration + 1} was asked for")
             order = self.stream[state.iteration]
         elif self.sampling == "replacement":
-            order = torch.randint(self.n_samples, (self.n_samples,), generator=state.generator, device="cpu")
+            order = torch.randint(
+                self.n_samples, (self.n_samples,), generator=state.generator, device="cpu"
+            )
         else:
             order = torch.randperm(self.n_samples, generator=state.generator, device="cpu")
         yield from torch.split(order.to(device), self.batch_size)
@@ -221,4 +235,7 @@ class Stochastic(Method):
         state.numbers["rejections"] += 1
         state.record = {"accepted": 0.0, "step": step}
         if state.numbers["rejections"] >= self.max_rejections:
-            state.failure = ("non_finite", f"a step of {step:.1e} leads to values that are not finite")
+            state.failure = (
+                "non_finite",
+                f"a step of {step:.1e} leads to values that are not finite",
+            )

@@ -81,14 +81,18 @@ class RCG(Method):
         }
         state.record = {"accepted": 1.0, "trials": float(trials), "step": state.numbers["alpha"]}
 
-    def _line_search(self, state: State, direction: Tangent, slope: float) -> tuple[Point | None, int, bool]:
+    def _line_search(
+        self, state: State, direction: Tangent, slope: float
+    ) -> tuple[Point | None, int, bool]:
         """The accepted point or None, the number of loss evaluations, and whether any was finite; moves α on."""
         alpha, shortest, finite = state.numbers["alpha"], self._shortest(state.x, direction), False
         for trials in range(1, MAX_TRIALS + 1):
             trial = self.manifold.retract(state.x, scale(alpha, direction))
             loss = self.value(trial) if is_finite(trial) else math.inf
             finite = finite or math.isfinite(loss)
-            if math.isfinite(loss) and -alpha * slope <= self.problem.loss_rounding(state.x, state.loss):
+            if math.isfinite(loss) and -alpha * slope <= self.problem.loss_rounding(
+                state.x, state.loss
+            ):
                 fallen = self._fall_by_slopes(state, trial, scale(alpha, direction))
             else:
                 fallen = state.loss - loss

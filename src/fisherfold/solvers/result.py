@@ -95,7 +95,11 @@ class Result:
         return self.status == "converged"
 
     def covariance(
-        self, f: Callable[[Any], Tensor] | None = None, *, robust: bool = False, dispersion: float = 1.0
+        self,
+        f: Callable[[Any], Tensor] | None = None,
+        *,
+        robust: bool = False,
+        dispersion: float = 1.0,
     ) -> Any:
         """The covariance of the estimate, from the Fisher information on the tangent space at ``x``.
 
@@ -128,10 +132,15 @@ class Result:
         kinds = self.problem.fisher_kinds
         if robust and "empirical" not in kinds:
             name = type(self.problem).__name__
-            raise ValueError(f"robust=True needs the Fisher kind 'empirical', {name} has {list(kinds)}")
+            raise ValueError(
+                f"robust=True needs the Fisher kind 'empirical', {name} has {list(kinds)}"
+            )
         scores = self.problem.fisher(self.x, kind="empirical") if robust else None
         kind = next(kind for kind in ("exact", "observed", *kinds) if kind in kinds)
-        operator, count = self.problem.fisher(self.x, kind=kind), self.problem.n_samples / dispersion
+        operator, count = (
+            self.problem.fisher(self.x, kind=kind),
+            self.problem.n_samples / dispersion,
+        )
         found = covariance(operator, count, gradient=self.problem.gradient(self.x), scores=scores)
         return found if f is None else found.of(f)[1]
 

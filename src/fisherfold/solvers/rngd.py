@@ -104,7 +104,14 @@ class RNGD(Method):
     ) -> None:
         super().__init__(problem)
         if step is not None:
-            _refuse_unused(sigma=sigma, sigma_min=sigma_min, eta1=eta1, eta2=eta2, eta3=eta3, test_batch=test_batch)
+            _refuse_unused(
+                sigma=sigma,
+                sigma_min=sigma_min,
+                eta1=eta1,
+                eta2=eta2,
+                eta3=eta3,
+                test_batch=test_batch,
+            )
         self.kind = check_kind(fisher, problem)
         for name, size in (("batch_size", batch_size), ("test_batch", test_batch)):
             if not callable(size) and size != "same":
@@ -112,7 +119,9 @@ class RNGD(Method):
         self.batch_size = batch_size
         self.exact = batch_size is None or batch_size == problem.n_samples
         if self.exact and test_batch is not None:
-            raise ValueError(f"test_batch is for runs on batches, with batch_size=, got test_batch={test_batch!r}")
+            raise ValueError(
+                f"test_batch is for runs on batches, with batch_size=, got test_batch={test_batch!r}"
+            )
         self.test_batch = batch_size if test_batch is None else test_batch
         self.sigma = None if sigma is None else positive("sigma", sigma)
         self.sigma_min = None if sigma_min is None else positive("sigma_min", sigma_min)
@@ -120,7 +129,9 @@ class RNGD(Method):
         self.eta1 = 0.1 if eta1 is None else positive("eta1", eta1)
         if not self.eta1 < 1:
             raise ValueError(f"eta1 must lie between 0 and 1, got {eta1}")
-        self.eta3 = (0.75 if self.exact else 0.0) if eta3 is None else positive("eta3", eta3, zero=True)
+        self.eta3 = (
+            (0.75 if self.exact else 0.0) if eta3 is None else positive("eta3", eta3, zero=True)
+        )
         if not self.eta3 <= 1:
             raise ValueError(f"eta3 must lie between 0 and 1, got {eta3}")
         self.gamma = positive("gamma", gamma)
@@ -132,9 +143,13 @@ class RNGD(Method):
         self.step_size = step if step is None or callable(step) else positive("step", step)
         self.damping = damping if callable(damping) else positive("damping", damping, zero=True)
         if step is None and self.damping != 0:
-            raise ValueError(f"damping is for the fixed-step form, with step=; without it λ is σ‖g‖, got {damping}")
+            raise ValueError(
+                f"damping is for the fixed-step form, with step=; without it λ is σ‖g‖, got {damping}"
+            )
         if solve == "pinv" and (step is None or self.damping != 0):
-            raise ValueError("solve='pinv' has no damping: it is for the fixed-step form, with step= and damping=0")
+            raise ValueError(
+                "solve='pinv' has no damping: it is for the fixed-step form, with step= and damping=0"
+            )
         self.max_rejections = at_least_one("max_rejections", max_rejections)
         self._operator: LastPoint[FisherOperator] = LastPoint()
         if self.manifold.retraction_order < 2:
@@ -158,9 +173,15 @@ class RNGD(Method):
         norm = self.norm(state.x, gradient)
         finite = math.isfinite(loss) and math.isfinite(norm)
         if not finite:
-            self._reject(state, "non_finite", "the loss or gradient estimate at the iterate is not finite")
+            self._reject(
+                state, "non_finite", "the loss or gradient estimate at the iterate is not finite"
+            )
         if not finite or norm == 0:
-            state.record = {"rho": math.nan, "sigma": state.numbers.get("sigma", math.nan), "accepted": 0.0}
+            state.record = {
+                "rho": math.nan,
+                "sigma": state.numbers.get("sigma", math.nan),
+                "accepted": 0.0,
+            }
             return
         operator = self._fisher(state, batch)
         size = self.problem.n_samples if batch is None else len(batch)
@@ -180,10 +201,13 @@ class RNGD(Method):
         else:
             self._reject(state, "non_finite", "the natural gradient direction is not finite")
         state.record = {
-            "rho": rho, "sigma": state.numbers.get("sigma", math.nan),
+            "rho": rho,
+            "sigma": state.numbers.get("sigma", math.nan),
             "accepted": float(state.numbers["rejections"] == 0),
-            "damping": damping, "cg_iterations": float(solution.iterations), "residual": solution.residual,
-        }  # fmt: skip
+            "damping": damping,
+            "cg_iterations": float(solution.iterations),
+            "residual": solution.residual,
+        }
         if not self.exact:
             state.record |= {"batch_loss": loss, "batch_gradient_norm": norm}
 
@@ -205,8 +229,14 @@ class RNGD(Method):
 
     def _fisher(self, state: State, batch: Tensor | None) -> FisherOperator:
         """F at the iterate; after a rejection only λ has changed."""
-        kept = self._operator.get(state.x) if self.exact and self.kind not in self.problem.random_kinds else None
-        return kept or self._operator.put(state.x, self.problem.fisher(state.x, batch, kind=self.kind))
+        kept = (
+            self._operator.get(state.x)
+            if self.exact and self.kind not in self.problem.random_kinds
+            else None
+        )
+        return kept or self._operator.put(
+            state.x, self.problem.fisher(state.x, batch, kind=self.kind)
+        )
 
     def _damping(
         self, state: State, operator: FisherOperator, gradient: Tangent, norm: float, size: int
@@ -227,7 +257,13 @@ class RNGD(Method):
         return min(state.numbers["sigma"] * norm, torch.finfo(leaves(state.x)[0].dtype).max), 1.0
 
     def _direction(
-        self, state: State, operator: FisherOperator, gradient: Tangent, damping: float, norm: float, size: int
+        self,
+        state: State,
+        operator: FisherOperator,
+        gradient: Tangent,
+        damping: float,
+        norm: float,
+        size: int,
     ) -> Solution:
         ratio = min(1.0, norm / state.numbers.get("last_norm", norm))
         rtol = max(min(self.forcing, 0.9 * ratio**1.618), 1e-12)
@@ -252,7 +288,10 @@ class RNGD(Method):
         if not (math.isfinite(loss) and is_finite(gradient)):
             self._reject(state, "non_finite", "the loss at the trial point is not finite")
             return math.nan
-        rounding, eps = self.problem.loss_rounding(state.x, state.loss), torch.finfo(leaves(trial)[0].dtype).eps
+        rounding, eps = (
+            self.problem.loss_rounding(state.x, state.loss),
+            torch.finfo(leaves(trial)[0].dtype).eps,
+        )
         # where losses no longer tell a fall from a rise gradients do, down to their own rounding: with the same guard
         # on both falls ρ tends to 1 there instead of noise
         guard = GRADIENT_ROUNDING**2 * eps * rounding / LOSS_ROUNDING
@@ -264,11 +303,20 @@ class RNGD(Method):
         if accepted:
             state.vectors["gradient"] = gradient
             state.loss, state.gradient_norm = loss, self.norm(trial, gradient)
-        if self.step_size is None and 0 < predicted <= guard and not (accepted and state.gradient_norm <= norm / 2):
-            state.failure = ("converged", f"the gradient norm {state.gradient_norm:.1e} is its rounding error")
+        if (
+            self.step_size is None
+            and 0 < predicted <= guard
+            and not (accepted and state.gradient_norm <= norm / 2)
+        ):
+            state.failure = (
+                "converged",
+                f"the gradient norm {state.gradient_norm:.1e} is its rounding error",
+            )
         return rho
 
-    def _test_on_batch(self, state: State, trial: Point, batch: Tensor | None, predicted: float, norm: float) -> float:
+    def _test_on_batch(
+        self, state: State, trial: Point, batch: Tensor | None, predicted: float, norm: float
+    ) -> float:
         """Algorithm 1's test on a batch that the direction has not seen. Returns ρ."""
         test = batch
         if self.step_size is None and self.test_batch != "same":
@@ -315,15 +363,21 @@ class RNGD(Method):
         # the batch had accepted the step and moved σ: take that back, too
         if "sigma_before" in state.numbers:
             state.numbers["sigma"] = state.numbers["sigma_before"]
-        state.numbers["rejections"] = state.numbers["retreats"] = state.numbers.get("retreats", 0) + 1
-        self._reject(state, "non_finite", "steps that a batch accepts lead to a loss that is not finite")
+        state.numbers["rejections"] = state.numbers["retreats"] = (
+            state.numbers.get("retreats", 0) + 1
+        )
+        self._reject(
+            state, "non_finite", "steps that a batch accepts lead to a loss that is not finite"
+        )
         state.record |= {"accepted": 0.0, "sigma": state.numbers.get("sigma", math.nan)}
 
     def _reject(self, state: State, status: str, sentence: str) -> None:
         if self.step_size is not None:
             state.numbers["shrink"] /= self.gamma
         else:
-            state.numbers["sigma"] = self._factor(state.numbers, 1) * state.numbers.get("sigma", 1.0)
+            state.numbers["sigma"] = self._factor(state.numbers, 1) * state.numbers.get(
+                "sigma", 1.0
+            )
         self.reject(state, status, sentence, self.max_rejections)
 
 

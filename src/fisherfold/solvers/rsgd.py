@@ -30,7 +30,9 @@ class RSGD(Stochastic):
     name: ClassVar[str] = "rsgd"
     exact = False
 
-    def __init__(self, problem: Problem, *, step: float, decay: float = 0.1, **options: Any) -> None:
+    def __init__(
+        self, problem: Problem, *, step: float, decay: float = 0.1, **options: Any
+    ) -> None:
         super().__init__(problem, **options)
         self.step_size, self.decay = positive("step", step), positive("decay", decay, zero=True)
 

@@ -88,7 +88,13 @@ class RNGDVR(RSVRG):
     name: ClassVar[str] = "rngd-vr"
 
     def __init__(
-        self, problem: Problem, *, step: Schedule, fisher: str | None = None, damping: Schedule = 0.0, **options: Any
+        self,
+        problem: Problem,
+        *,
+        step: Schedule,
+        fisher: str | None = None,
+        damping: Schedule = 0.0,
+        **options: Any,
     ) -> None:
         super().__init__(problem, step=step, **options)
         self.kind = check_kind(fisher, problem)

@@ -65,15 +65,30 @@ class State:
     trace: Trace = field(default_factory=Trace)
     curvature: Callable[[], float] | None = field(default=None, repr=False, compare=False)
 
-    _COUNTERS = ("loss", "gradient_norm", "iteration", "samples", "products", "seconds", "best_loss")
+    _COUNTERS = (
+        "loss",
+        "gradient_norm",
+        "iteration",
+        "samples",
+        "products",
+        "seconds",
+        "best_loss",
+    )
 
     def copy(self) -> State:
         """The state as it is now, untouched by later steps; tensors are shared, since no step changes one in place."""
         generator = torch.Generator()
         generator.set_state(self.generator.get_state())
-        memory = (dict(self.numbers), dict(self.vectors), dict(self.record), Trace(list(self.trace.rows)))
+        memory = (
+            dict(self.numbers),
+            dict(self.vectors),
+            dict(self.record),
+            Trace(list(self.trace.rows)),
+        )
         numbers, vectors, record, trace = memory
-        return replace(self, generator=generator, numbers=numbers, vectors=vectors, record=record, trace=trace)
+        return replace(
+            self, generator=generator, numbers=numbers, vectors=vectors, record=record, trace=trace
+        )
 
     def save(self, path: str | os.PathLike[str], *, method: str, tag: str = "") -> None:
         """Write a checkpoint, atomically."""
@@ -84,13 +99,24 @@ class State:
         for name, tree in {"x": self.x, "best": self.best, **memory}.items():
             tensors |= _named(name, tree)
         header = {name: getattr(self, name) for name in self._COUNTERS}
-        header |= {"method": method, "tag": tag, "numbers": self.numbers, "vectors": list(self.vectors)}
+        header |= {
+            "method": method,
+            "tag": tag,
+            "numbers": self.numbers,
+            "vectors": list(self.vectors),
+        }
         header |= {"options": self.options, "failure": self.failure}
         write_tensors(path, tensors, kind=KIND, version=VERSION, header=header)
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], *, method: str, like: Point, tag: str = "", group: Group = ALONE
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        method: str,
+        like: Point,
+        tag: str = "",
+        group: Group = ALONE,
     ) -> State | None:
         """Read a checkpoint, if the file exists."""
         found: Content | None = None
@@ -104,7 +130,11 @@ class State:
 
     @classmethod
     def _of(
-        cls, tensors: dict[str, Tensor], header: dict[str, Any], like: Point, path: str | os.PathLike[str]
+        cls,
+        tensors: dict[str, Tensor],
+        header: dict[str, Any],
+        like: Point,
+        path: str | os.PathLike[str],
     ) -> State:
         generator = torch.Generator()
         generator.set_state(tensors.pop("generator"))
@@ -114,7 +144,9 @@ class State:
             whole = name in ("iteration", "samples", "products")
             setattr(state, name, int(header[name]) if whole else float(header[name]))
         state.numbers = {name: float(value) for name, value in header["numbers"].items()}
-        state.vectors = {name: _restored(f"vectors.{name}", tensors, like, path) for name in header["vectors"]}
+        state.vectors = {
+            name: _restored(f"vectors.{name}", tensors, like, path) for name in header["vectors"]
+        }
         rows = json.loads(tensors.pop("trace").numpy().tobytes())
         state.trace = Trace([{str(name): value + 0 for name, value in row.items()} for row in rows])
         state.options = str(header.get("options", ""))
@@ -122,31 +154,45 @@ class State:
             status, sentence = failure
             state.failure = (str(status), str(sentence))
         if tensors:
-            raise ValueError(f"{path} is a checkpoint of another problem: it also holds {sorted(tensors)}")
+            raise ValueError(
+                f"{path} is a checkpoint of another problem: it also holds {sorted(tensors)}"
+            )
         return state
 
 
 def _read(path: str | os.PathLike[str], method: str, tag: str) -> Content:
     tensors, header = read_tensors(path, kind=KIND, version=VERSION)
     if header.get("method") != method:
-        raise ValueError(f"{path} is a checkpoint of method {header.get('method')!r}, not of {method!r}")
+        raise ValueError(
+            f"{path} is a checkpoint of method {header.get('method')!r}, not of {method!r}"
+        )
     if header.get("tag", "") != tag:
-        raise ValueError(f"{path} is a checkpoint of another problem; remove the file or name another one")
+        raise ValueError(
+            f"{path} is a checkpoint of another problem; remove the file or name another one"
+        )
     return tensors, header
 
 
 def _named(name: str, tree: Point) -> dict[str, Tensor]:
     if isinstance(tree, dict):
-        return {key: leaf for branch, sub in tree.items() for key, leaf in _named(f"{name}/{branch}", sub).items()}
+        return {
+            key: leaf
+            for branch, sub in tree.items()
+            for key, leaf in _named(f"{name}/{branch}", sub).items()
+        }
     return {name: tree}
 
 
-def _restored(name: str, tensors: dict[str, Tensor], like: Point, path: str | os.PathLike[str]) -> Point:
+def _restored(
+    name: str, tensors: dict[str, Tensor], like: Point, path: str | os.PathLike[str]
+) -> Point:
     parts = []
     for key, leaf in _named(name, like).items():
         part = tensors.pop(key, None)
         if part is None or part.shape != leaf.shape or part.dtype != leaf.dtype:
-            raise ValueError(f"{path} is a checkpoint of another problem: its {key} does not fit the starting point")
+            raise ValueError(
+                f"{path} is a checkpoint of another problem: its {key} does not fit the starting point"
+            )
         if name in {"x", "best"} and not bool(torch.isfinite(part).all()):
             raise ValueError(f"its {key} is not finite")
         parts.append(part.to(leaf.device))

@@ -34,13 +34,19 @@ class Criterion(ABC):
     def met(self, state: State) -> tuple[str, str] | None:
         """The status and the reason, if the run should end."""
         sentence = self.reason(state)
-        return None if sentence is None else ("converged" if self.converged else "stopped", sentence)
+        return (
+            None if sentence is None else ("converged" if self.converged else "stopped", sentence)
+        )
 
     def __or__(self, other: Criterion) -> Criterion:
-        return _Joined((self, other), every=False) if isinstance(other, Criterion) else NotImplemented
+        return (
+            _Joined((self, other), every=False) if isinstance(other, Criterion) else NotImplemented
+        )
 
     def __and__(self, other: Criterion) -> Criterion:
-        return _Joined((self, other), every=True) if isinstance(other, Criterion) else NotImplemented
+        return (
+            _Joined((self, other), every=True) if isinstance(other, Criterion) else NotImplemented
+        )
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,9 @@ class _Joined(Criterion):
         if not found or (self.every and len(found) < len(self.parts)):
             return None
         # a budget that is spent in the iteration that converges takes nothing away from it
-        status, sentence = next((verdict for verdict in found if verdict[0] == "converged"), found[0])
+        status, sentence = next(
+            (verdict for verdict in found if verdict[0] == "converged"), found[0]
+        )
         return status, " and ".join(reason for _, reason in found) if self.every else sentence
 
 
@@ -71,10 +79,16 @@ class _Limits(Criterion):
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            number = isinstance(value, numbers.Real) and not isinstance(value, bool) and not math.isnan(value)
+            number = (
+                isinstance(value, numbers.Real)
+                and not isinstance(value, bool)
+                and not math.isnan(value)
+            )
             if not number or (value < 0 and not self.negative):
                 least = "" if self.negative else " ≥ 0"
-                raise ValueError(f"{name} of {type(self).__name__} must be a number{least}, got {value!r}")
+                raise ValueError(
+                    f"{name} of {type(self).__name__} must be a number{least}, got {value!r}"
+                )
 
 
 @dataclass(frozen=True)
@@ -143,7 +157,11 @@ class LossBelow(_Limits):
 
     @override
     def reason(self, state: State) -> str | None:
-        return f"the loss {state.loss:.6g} is at most {self.value:.6g}" if state.loss <= self.value else None
+        return (
+            f"the loss {state.loss:.6g} is at most {self.value:.6g}"
+            if state.loss <= self.value
+            else None
+        )
 
 
 @dataclass(frozen=True)
@@ -159,12 +177,18 @@ class Stagnation(_Limits):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (isinstance(self.window, numbers.Integral) and self.window >= 1):
-            raise ValueError(f"window of Stagnation must be a whole number ≥ 1, got {self.window!r}")
+            raise ValueError(
+                f"window of Stagnation must be a whole number ≥ 1, got {self.window!r}"
+            )
 
     @override
     def reason(self, state: State) -> str | None:
         taken = (row for row in reversed(state.trace.rows) if row.get("accepted", 1.0))
-        losses = list(itertools.islice((row["loss"] for row in taken if row["loss"] == row["loss"]), self.window + 1))
+        losses = list(
+            itertools.islice(
+                (row["loss"] for row in taken if row["loss"] == row["loss"]), self.window + 1
+            )
+        )
         if len(losses) <= self.window:
             return None
         fall = losses[-1] - losses[0]

@@ -53,7 +53,11 @@ class TrustRegion(Method):
         super().__init__(problem)
         self.model = model if model == "hessian" else check_kind(model, problem)
         self.radius = None if radius is None else positive("radius", radius)
-        limit = min(self.manifold.dim, 1000) if max_products is None else at_least_one("max_products", max_products)
+        limit = (
+            min(self.manifold.dim, 1000)
+            if max_products is None
+            else at_least_one("max_products", max_products)
+        )
         self.max_products = max(limit, 1)
         self.max_rejections = at_least_one("max_rejections", max_rejections)
         self._kept: LastPoint[FisherOperator] = LastPoint()
@@ -67,10 +71,17 @@ class TrustRegion(Method):
 
     @override
     def step(self, state: State) -> None:
-        x, gradient, norm, radius = state.x, state.vectors["gradient"], state.gradient_norm, state.numbers["radius"]
+        x, gradient, norm, radius = (
+            state.x,
+            state.vectors["gradient"],
+            state.gradient_norm,
+            state.numbers["radius"],
+        )
         if self.is_over(state):
             return
-        found, boundary = self._truncated(state, self._curvature_model(state), scale(1 / norm, gradient), norm)
+        found, boundary = self._truncated(
+            state, self._curvature_model(state), scale(1 / norm, gradient), norm
+        )
         state.products += found.iterations * self.problem.n_samples
         move = scale(norm, found.x)
         trial = self.manifold.retract(x, move)
@@ -90,18 +101,29 @@ class TrustRegion(Method):
             state.loss, state.gradient_norm = float(value), self.norm(trial, new_gradient)
             state.numbers["rejections"] = 0
         elif math.isnan(rho):
-            self.reject(state, "non_finite", "the loss or gradient ahead is not finite", self.max_rejections)
+            self.reject(
+                state, "non_finite", "the loss or gradient ahead is not finite", self.max_rejections
+            )
         else:
-            self.reject(state, "stalled", f"no step was accepted, the last ratio ρ is {rho:.2g}", self.max_rejections)
+            self.reject(
+                state,
+                "stalled",
+                f"no step was accepted, the last ratio ρ is {rho:.2g}",
+                self.max_rejections,
+            )
         if not rho >= 0.25:
             length = norm * self.norm(x, found.x)
-            state.numbers["radius"] = 0.25 * (min(radius, length) if math.isfinite(length) else radius)
+            state.numbers["radius"] = 0.25 * (
+                min(radius, length) if math.isfinite(length) else radius
+            )
         elif rho > 0.75 and boundary:
             state.numbers["radius"] = 2 * radius
         state.record = {
-            "rho": rho, "radius": radius, "accepted": float(state.numbers["rejections"] == 0),
+            "rho": rho,
+            "radius": radius,
+            "accepted": float(state.numbers["rejections"] == 0),
             "cg_iterations": float(found.iterations),
-        }  # fmt: skip
+        }
 
     def _first_radius(self, state: State) -> float:
         size = 1.0
@@ -118,7 +140,9 @@ class TrustRegion(Method):
             return self._kept.put(state.x, self.problem.hessian(state.x))
         return self._kept.put(state.x, self.problem.fisher(state.x, kind=self.model))
 
-    def _truncated(self, state: State, operator: FisherOperator, unit: Tangent, norm: float) -> tuple[Solution, bool]:
+    def _truncated(
+        self, state: State, operator: FisherOperator, unit: Tangent, norm: float
+    ) -> tuple[Solution, bool]:
         """Conjugate gradients for H d = -g/‖g‖ within Δ/‖g‖: in these units no square leaves the range of numbers."""
         x, radius = state.x, state.numbers["radius"] / norm
         target = min(KAPPA, (norm / state.numbers["first_norm"]) ** THETA) ** 2
@@ -132,7 +156,11 @@ class TrustRegion(Method):
             alpha = rr / bend if bend > 0 else math.inf
             boundary = not dd + 2 * alpha * dp + alpha**2 * pp < radius**2
             if boundary:
-                alpha = (math.sqrt(dp**2 + pp * (radius**2 - dd)) - dp) / pp if not math.isnan(bend) else math.nan
+                alpha = (
+                    (math.sqrt(dp**2 + pp * (radius**2 - dd)) - dp) / pp
+                    if not math.isnan(bend)
+                    else math.nan
+                )
             d, image = combine(1.0, d, alpha, p), combine(1.0, image, alpha, product)
             dd += 2 * alpha * dp + alpha**2 * pp
             if boundary:

@@ -73,10 +73,18 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
     }
 
     def __init__(
-        self, rank: int | None = None, *, ridge: float | str = "auto", fit_intercept: bool = True, scale: bool = True,
-        fisher: str = "observed", max_iter: int = 100, tol: float = 1e-6, random_state: int | None = None,
+        self,
+        rank: int | None = None,
+        *,
+        ridge: float | str = "auto",
+        fit_intercept: bool = True,
+        scale: bool = True,
+        fisher: str = "observed",
+        max_iter: int = 100,
+        tol: float = 1e-6,
+        random_state: int | None = None,
         verbose: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.rank = rank
         self.ridge = ridge
         self.fit_intercept = fit_intercept
@@ -94,7 +102,13 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
 
     @all_or_nothing
     def fit(
-        self, X: Any, y: Any, task: Any = None, sample_weight: Any = None, *, callback: Callback | None = None
+        self,
+        X: Any,
+        y: Any,
+        task: Any = None,
+        sample_weight: Any = None,
+        *,
+        callback: Callback | None = None,
     ) -> SubspaceClassifier:
         """Learn from rows of all tasks.
 
@@ -110,21 +124,31 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         self._check_parameters()
         X, y, labels, weight = self._read(X, y, task, sample_weight, reset=True, numeric=False)
         self.classes_ = _two_classes(y)
-        scaling = Scaling.learn(X, np.zeros(len(X)), weight, intercept=self.fit_intercept, scale=self.scale)
+        scaling = Scaling.learn(
+            X, np.zeros(len(X)), weight, intercept=self.fit_intercept, scale=self.scale
+        )
         offset = _log_odds_of(y == self.classes_[1], weight) if self.fit_intercept else 0.0
         self.scaling_ = replace(scaling, offset=offset)
         self._index = IdIndex(np.zeros(1, dtype=np.int64) if labels is None else labels, "task")
         rank = self._checked_rank(X.shape[1] + int(self.fit_intercept))
         rows = self._rows(X, y, labels, weight)
         self.__dict__.pop("ridge_errors_", None)
-        self.ridge_ = self._choose_ridge(rows, rank) if isinstance(self.ridge, str) else float(self.ridge)
-        how: dict[str, Any] = {"max_iter": int(self.max_iter), "tol": float(self.tol), "fisher": self.fisher}
+        self.ridge_ = (
+            self._choose_ridge(rows, rank) if isinstance(self.ridge, str) else float(self.ridge)
+        )
+        how: dict[str, Any] = {
+            "max_iter": int(self.max_iter),
+            "tol": float(self.tol),
+            "fisher": self.fisher,
+        }
         with self._progress(callback) as report:
             self._keep(*_solve(rows, rank, self.ridge_, **how, callback=report))
         return self
 
     @all_or_nothing
-    def fold_in(self, X: Any, y: Any, task: Any = None, sample_weight: Any = None) -> SubspaceClassifier:
+    def fold_in(
+        self, X: Any, y: Any, task: Any = None, sample_weight: Any = None
+    ) -> SubspaceClassifier:
         """Fit the coefficients of new tasks, or fit known ones anew, with the subspace held fixed.
 
         Arguments are those of ``fit``; a known task gets the coefficients of these rows alone.
@@ -133,7 +157,9 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         X, y, labels, weight = self._read(X, y, task, sample_weight, reset=False, numeric=False)
         unknown = set(np.unique(y).tolist()) - set(self.classes_.tolist())
         if unknown:
-            raise ValueError(f"y must hold the classes {self.classes_.tolist()}, got also {sorted(unknown)}")
+            raise ValueError(
+                f"y must hold the classes {self.classes_.tolist()}, got also {sorted(unknown)}"
+            )
         if labels is None:
             raise ValueError("task must be given: it names what is folded in")
         self._index = copy(self._index)
@@ -166,7 +192,9 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         features = self._features(given.X)
         numbers = torch.from_numpy(self._numbers(given.task, len(features), unseen))
         weights = torch.cat([self._weights, self._weights.mean(0, keepdim=True)])[numbers]
-        return np.asarray((self.scaling_(features) * weights).sum(-1).numpy()) + self.scaling_.offset
+        return (
+            np.asarray((self.scaling_(features) * weights).sum(-1).numpy()) + self.scaling_.offset
+        )
 
     def predict_proba(self, X: Any, task: Any = None, *, unseen: str = "error") -> Any:
         """The probabilities of the two classes, shape (rows, 2); arguments as in ``decision_function``."""
@@ -182,12 +210,16 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
 
     def score(
         self, X: Any, y: Any, task: Any = None, sample_weight: Any = None, *, unseen: str = "error"
-    ) -> float:  # fmt: skip
+    ) -> float:
         """The share of rows that are classified correctly; arguments as in ``decision_function``."""
         from sklearn.metrics import accuracy_score
 
         given, predicted = self._compared(X, y, task, unseen)
-        return float(accuracy_score(column_or_1d(given.y), predicted, sample_weight=given.row_weights(sample_weight)))
+        return float(
+            accuracy_score(
+                column_or_1d(given.y), predicted, sample_weight=given.row_weights(sample_weight)
+            )
+        )
 
     def _check_fitted(self) -> None:
         self._check_parameters()
@@ -198,26 +230,42 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         target = torch.from_numpy((y == self.classes_[1]).astype(np.float64))
         weights = None if weight is None else torch.from_numpy(weight)
         return LabelledRows.make(
-            self.scaling_(X), target, self._numbers_of(labels, len(X)), n_tasks=len(self._index), weight=weights,
+            self.scaling_(X),
+            target,
+            self._numbers_of(labels, len(X)),
+            n_tasks=len(self._index),
+            weight=weights,
             offset=torch.full_like(target, self.scaling_.offset),
-        )  # fmt: skip
+        )
 
     def _choose_ridge(self, rows: LabelledRows, rank: int) -> float:
-        held = torch.from_numpy(held_out_rows(rows.task.numpy(), validation.draw_seed(self.random_state, 0)))
+        held = torch.from_numpy(
+            held_out_rows(rows.task.numpy(), validation.draw_seed(self.random_state, 0))
+        )
         train, test = (rows.select(part) for part in (~held, held))
         self.ridge_errors_ = {}
         for ridge in RIDGES:  # ranked by a few cheap steps each
-            frame, weights, _ = _solve(train, rank, ridge, max_iter=15, tol=1e-4, fisher="kronecker")
+            frame, weights, _ = _solve(
+                train, rank, ridge, max_iter=15, tol=1e-4, fisher="kronecker"
+            )
             logits = test.offset + (test.X @ frame * weights[test.task]).sum(-1)
             losses = torch.nn.functional.softplus(logits) - test.y * logits
-            self.ridge_errors_[ridge] = float((test.weight * losses).sum() / test.weight.sum().clamp(min=1e-300))
+            self.ridge_errors_[ridge] = float(
+                (test.weight * losses).sum() / test.weight.sum().clamp(min=1e-300)
+            )
         return min(self.ridge_errors_, key=self.ridge_errors_.__getitem__)
 
 
 def _solve(
-    rows: LabelledRows, rank: int, ridge: float, *, max_iter: int, tol: float, fisher: str,
+    rows: LabelledRows,
+    rank: int,
+    ridge: float,
+    *,
+    max_iter: int,
+    tol: float,
+    fisher: str,
     callback: Callback | None = None,
-) -> tuple[Tensor, Tensor, Result | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Result | None]:
     """The frame, the coefficients and the solver's result (None where there is no subspace to learn)."""
     n = rows.X.shape[1]
     if rank == n:
@@ -235,7 +283,9 @@ def _two_classes(y: Array) -> Array:
     kind = type_of_target(y, input_name="y", raise_unknown=True)
     classes = np.unique(y)
     if kind != "binary":
-        raise ValueError(f"Only binary classification is supported. The type of the target is {kind}.")
+        raise ValueError(
+            f"Only binary classification is supported. The type of the target is {kind}."
+        )
     if len(classes) < 2:
         raise ValueError(f"y must hold two classes, got one class: {classes.tolist()}")
     return classes

@@ -20,7 +20,14 @@ from typing_extensions import ParamSpec, Self
 from fisherfold.progress import track
 from fisherfold.solvers import Result
 from fisherfold.subspace import files
-from fisherfold.subspace.inputs import Scaling, TaskTable, check_numeric, read_table, task_ids, without_column
+from fisherfold.subspace.inputs import (
+    Scaling,
+    TaskTable,
+    check_numeric,
+    read_table,
+    task_ids,
+    without_column,
+)
 from fisherfold.tables import validation
 from fisherfold.tables.ids import IdIndex, as_array, is_missing
 from fisherfold.tables.validation import Check
@@ -31,10 +38,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 _DEFAULT_RANK = 6
 SHARED_CHECKS: dict[str, Check] = {
-    "rank": validation.optional(validation.integer(1)), "fit_intercept": validation.flag(), "scale": validation.flag(),
-    "max_iter": validation.integer(1), "tol": validation.number(), "random_state": validation.seed(),
+    "rank": validation.optional(validation.integer(1)),
+    "fit_intercept": validation.flag(),
+    "scale": validation.flag(),
+    "max_iter": validation.integer(1),
+    "tol": validation.number(),
+    "random_state": validation.seed(),
     "verbose": validation.verbosity(),
-}  # fmt: skip
+}
 
 
 def all_or_nothing(method: Callable[P, R]) -> Callable[P, R]:
@@ -114,7 +125,11 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     def transform(self, X: Any) -> Array:
         """The shared features: rows projected to the learnt subspace."""
         check_is_fitted(self)
-        return np.asarray((self.scaling_(self._features(without_column(X, self.task_column_))) @ self._frame).numpy())
+        return np.asarray(
+            (
+                self.scaling_(self._features(without_column(X, self.task_column_))) @ self._frame
+            ).numpy()
+        )
 
     def save(self, path: str | os.PathLike[str], *, with_statistics: bool = True) -> None:
         """Write the model into a folder, without pickle."""
@@ -143,7 +158,15 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         return given, np.concatenate(found) if isinstance(found, list) else found
 
     def _read(
-        self, X: Any, y: Any, task: Any, sample_weight: Any, *, reset: bool, numeric: bool, least: int | None = None
+        self,
+        X: Any,
+        y: Any,
+        task: Any,
+        sample_weight: Any,
+        *,
+        reset: bool,
+        numeric: bool,
+        least: int | None = None,
     ) -> tuple[Array, Array, Array | None, Array | None]:
         """Checked features, targets, task ids (None for a single task or several outputs) and weights."""
         given = read_table(X, y, task) if reset else self._table(X, y, task)
@@ -155,12 +178,20 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         if not numeric and given.y is not None:
             missing = [k for k, label in enumerate(as_array(given.y).tolist()) if is_missing(label)]
             if missing:
-                raise ValueError(f"y must have no missing labels, the first is at position {missing[0]}")
+                raise ValueError(
+                    f"y must have no missing labels, the first is at position {missing[0]}"
+                )
         least = (2 if reset else 1) if least is None else least
         X, y = validate_data(
-            self, given.X, given.y, reset=reset, dtype=np.float64, y_numeric=numeric, multi_output=numeric,
+            self,
+            given.X,
+            given.y,
+            reset=reset,
+            dtype=np.float64,
+            y_numeric=numeric,
+            multi_output=numeric,
             ensure_min_samples=least,
-        )  # fmt: skip
+        )
         labels = None if given.task is None else task_ids(given.task, len(X))
         if labels is not None and y.ndim == 2:
             if y.shape[1] != 1:
@@ -177,7 +208,9 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         weight = _check_sample_weight(weight, X, dtype=np.float64, ensure_non_negative=True)
         kept = weight > 0  # a row of weight 0 counts in no scale, split or number of tasks
         if kept.sum() < least:
-            raise ValueError(f"at least {least} rows must have a positive weight, got {int(kept.sum())}")
+            raise ValueError(
+                f"at least {least} rows must have a positive weight, got {int(kept.sum())}"
+            )
         return X[kept], y[kept], None if labels is None else labels[kept], weight[kept]
 
     def _keep(self, frame: Tensor, weights: Tensor, result: Result | None) -> None:
@@ -188,7 +221,9 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
     def _numbers_of(self, labels: Array | None, n_rows: int) -> Tensor:
         """The numbers of tasks that are known; without labels there is one."""
-        return torch.from_numpy(np.zeros(n_rows, np.int64) if labels is None else self._index.encode(labels, "task"))
+        return torch.from_numpy(
+            np.zeros(n_rows, np.int64) if labels is None else self._index.encode(labels, "task")
+        )
 
     def _check_parameters(self) -> dict[str, Any]:
         return validation.check_parameters(self.get_params(deep=False), self.CHECKS)
@@ -203,7 +238,9 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             return min(_DEFAULT_RANK, n_features)
         if int(self.rank) > n_features:
             meaning = "features plus one for the intercept" if self.fit_intercept else "features"
-            raise ValueError(f"rank must be an integer from 1 to {n_features} (the {meaning}), got {self.rank}")
+            raise ValueError(
+                f"rank must be an integer from 1 to {n_features} (the {meaning}), got {self.rank}"
+            )
         return int(self.rank)
 
     def _numbers(self, task: Any, n_rows: int, unseen: str) -> Array:

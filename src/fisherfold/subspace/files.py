@@ -25,7 +25,7 @@ from fisherfold.tables.folders import (
     pack_index,
     save_folder,
     unpack_index,
-)  # fmt: skip
+)
 from fisherfold.tables.validation import loaded_parameters, saved_parameters, storable
 
 KIND, VERSION = "subspace", 2
@@ -35,9 +35,14 @@ Model = TypeVar("Model")
 _ALWAYS = {"frame": "np", "weights": "Tn", "scaling.center": "d", "scaling.scale": "d"}
 _PRIOR = {"mean": "n", "covariance": "pp", "noise": "T"}
 _SPREAD = {
-    "shared": "knkn", "moments": "Tkk", "covariance": "Tpp", "reach": "Tnq", "unseen": "pp", "noise": "T",
+    "shared": "knkn",
+    "moments": "Tkk",
+    "covariance": "Tpp",
+    "reach": "Tnq",
+    "unseen": "pp",
+    "noise": "T",
     "common": "1",
-}  # fmt: skip
+}
 _STATISTICS = {"gram": "Tnn", "cross": "Tn", "power": "T", "sums": "T", "counts": "T"}
 _POSITIVE = {"scaling.scale", "prior.noise", "spread.noise", "spread.common"}
 _LARGEST = 1e150  # of features in the fit
@@ -45,13 +50,18 @@ _NUMBERS = ("log_likelihood_",)
 _TEXTS = ("task_column_", "target_name_")
 
 
-def to_state(model: Any, *, with_statistics: bool = True) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+def to_state(
+    model: Any, *, with_statistics: bool = True
+) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """Take a fitted estimator apart."""
     scaling = model.scaling_
     tensors: dict[str, Any] = {
-        "frame": model._frame, "weights": model._weights, "scaling.center": scaling.center,
-        "scaling.scale": scaling.scale, "scaling.flat": scaling.flat.astype(np.int64),
-    }  # fmt: skip
+        "frame": model._frame,
+        "weights": model._weights,
+        "scaling.center": scaling.center,
+        "scaling.scale": scaling.scale,
+        "scaling.flat": scaling.flat.astype(np.int64),
+    }
     if hasattr(model, "_prior"):
         tensors |= {f"prior.{name}": getattr(model._prior, name) for name in _PRIOR}
         tensors |= {f"spread.{name}": getattr(model._spread, name) for name in _SPREAD}
@@ -61,10 +71,14 @@ def to_state(model: Any, *, with_statistics: bool = True) -> tuple[dict[str, NDA
     if hasattr(model, "ridge_"):
         tensors["ridge"] = np.array([model.ridge_])
     meta: dict[str, Any] = {
-        "n_features_in": int(model.n_features_in_), "n_tasks": len(model._index), "n_iter": int(model.n_iter_),
-        "offset": scaling.offset, "intercept": scaling.intercept, "outputs": bool(getattr(model, "_outputs", False)),
+        "n_features_in": int(model.n_features_in_),
+        "n_tasks": len(model._index),
+        "n_iter": int(model.n_iter_),
+        "offset": scaling.offset,
+        "intercept": scaling.intercept,
+        "outputs": bool(getattr(model, "_outputs", False)),
         "trace": model.trace_,
-    }  # fmt: skip
+    }
     meta |= {name: getattr(model, name) for name in (*_NUMBERS, *_TEXTS) if hasattr(model, name)}
     if hasattr(model, "feature_names_in_"):
         meta["features"] = [str(name) for name in model.feature_names_in_]
@@ -72,7 +86,9 @@ def to_state(model: Any, *, with_statistics: bool = True) -> tuple[dict[str, NDA
         meta["classes"] = storable(model.classes_)
     if hasattr(model, "ridge_errors_"):
         meta["ridge_errors"] = [list(pair) for pair in model.ridge_errors_.items()]
-    return {name: np.asarray(part) for name, part in tensors.items()} | pack_index(model._index, "tasks"), meta
+    return {name: np.asarray(part) for name, part in tensors.items()} | pack_index(
+        model._index, "tasks"
+    ), meta
 
 
 def restore(model: Any, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
@@ -86,26 +102,42 @@ def restore(model: Any, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> N
     sizes["p"] = expect(tensors, "frame", (sizes["n"], None)).shape[1]
     sizes["k"] = len(expect(tensors, "spread.shared")) if "spread.shared" in tensors else 0
     if sizes["k"] not in {0, 1 + sizes["p"]}:
-        raise ValueError(f"the covariance of the shared parts has the size {sizes['k']}, not {1 + sizes['p']}")
+        raise ValueError(
+            f"the covariance of the shared parts has the size {sizes['k']}, not {1 + sizes['p']}"
+        )
     sizes["q"] = max(sizes["k"] - 1, 0)
 
     def take(name: str, shape: str) -> Tensor:
-        return expect(tensors, name, tuple(sizes[letter] for letter in shape), positive=name in _POSITIVE).double()
+        return expect(
+            tensors, name, tuple(sizes[letter] for letter in shape), positive=name in _POSITIVE
+        ).double()
 
-    model._frame, model._weights, center, scale = (take(name, shape) for name, shape in _ALWAYS.items())
+    model._frame, model._weights, center, scale = (
+        take(name, shape) for name, shape in _ALWAYS.items()
+    )
     flat = expect(tensors, "scaling.flat", (sizes["d"],), integers=True).numpy().astype(bool)
-    model.scaling_ = Scaling(center.numpy(), scale.numpy(), flat, expect_number(meta, "offset"), meta["intercept"])
+    model.scaling_ = Scaling(
+        center.numpy(), scale.numpy(), flat, expect_number(meta, "offset"), meta["intercept"]
+    )
     model._index, model._outputs = unpack_index(tensors, "tasks", sizes["T"]), meta["outputs"]
-    model.n_features_in_, model.n_iter_ = sizes["d"], expect_number(meta, "n_iter", least=0, integer=True)
+    model.n_features_in_, model.n_iter_ = (
+        sizes["d"],
+        expect_number(meta, "n_iter", least=0, integer=True),
+    )
     model.trace_ = _trace(meta.get("trace"))
     model.statistics_ = None
     if "prior.mean" in tensors:
         model._prior = SubspacePrior(
-            frame=model._frame, **{name: take(f"prior.{name}", shape) for name, shape in _PRIOR.items()}
+            frame=model._frame,
+            **{name: take(f"prior.{name}", shape) for name, shape in _PRIOR.items()},
         )
-        model._spread = TaskSpread(**{name: take(f"spread.{name}", shape) for name, shape in _SPREAD.items()})
+        model._spread = TaskSpread(
+            **{name: take(f"spread.{name}", shape) for name, shape in _SPREAD.items()}
+        )
     if "statistics.gram" in tensors:
-        model.statistics_ = TaskStatistics(*(take(f"statistics.{name}", part) for name, part in _STATISTICS.items()))
+        model.statistics_ = TaskStatistics(
+            *(take(f"statistics.{name}", part) for name, part in _STATISTICS.items())
+        )
     if "ridge" in tensors:
         model.ridge_ = float(expect(tensors, "ridge", (1,), least=0))
     _restore_values(model, meta)
@@ -118,7 +150,9 @@ def _check_predictions(model: Any) -> None:
     scaling, spread = model.scaling_, getattr(model, "_spread", None)
     if min(scaling.scale) < 1 / _LARGEST or max(*scaling.scale, *abs(scaling.center)) > _LARGEST:
         raise ValueError(f"scaling must be from {1 / _LARGEST:g} to {_LARGEST:g}")
-    z = torch.from_numpy(np.append((1 + abs(scaling.center)) / scaling.scale, [1.0] * scaling.intercept))
+    z = torch.from_numpy(
+        np.append((1 + abs(scaling.center)) / scaling.scale, [1.0] * scaling.intercept)
+    )
     size = float(_sizes(model._weights) @ z) + abs(scaling.offset)
     if spread is not None:
         inside = model._frame.abs().mT @ z
@@ -153,7 +187,11 @@ def _restore_values(model: Any, meta: Mapping[str, Any]) -> None:
         model.feature_names_in_ = np.array(names, dtype=object)
     if "classes" in meta:
         classes = meta["classes"]
-        if not isinstance(classes, list) or len(classes) != 2 or {type(c) for c in classes} - {str, int, float, bool}:
+        if (
+            not isinstance(classes, list)
+            or len(classes) != 2
+            or {type(c) for c in classes} - {str, int, float, bool}
+        ):
             raise ValueError("its classes must be two texts or numbers")
         model.classes_ = np.array(classes)
     if "ridge_errors" in meta:
@@ -163,13 +201,19 @@ def _restore_values(model: Any, meta: Mapping[str, Any]) -> None:
 def _trace(rows: Any) -> list[dict[str, float]]:
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError("its trace must be a list of rows")
-    return [{str(name): math.nan if value is None else float(value) for name, value in row.items()} for row in rows]
+    return [
+        {str(name): math.nan if value is None else float(value) for name, value in row.items()}
+        for row in rows
+    ]
 
 
 def save_model(path: str | os.PathLike[str], model: Any, *, with_statistics: bool) -> None:
     """Write a fitted multi-task estimator into a folder."""
     arrays, meta = to_state(model, with_statistics=with_statistics)
-    known = {"estimator": type(model).__name__, "params": saved_parameters(model.get_params(deep=False))}
+    known = {
+        "estimator": type(model).__name__,
+        "params": saved_parameters(model.get_params(deep=False)),
+    }
     save_folder(path, KIND, arrays, known | meta, version=VERSION)
 
 
@@ -178,7 +222,9 @@ def load_model(path: str | os.PathLike[str], *classes: type[Model]) -> Model:
     tensors, meta = load_folder(path, KIND, version=VERSION)
     cls: Any = next((c for c in classes if c.__name__ == meta.get("estimator")), None)
     if cls is None:
-        raise ValueError(f"{path} holds a {meta.get('estimator')}, not a {' or '.join(c.__name__ for c in classes)}")
+        raise ValueError(
+            f"{path} holds a {meta.get('estimator')}, not a {' or '.join(c.__name__ for c in classes)}"
+        )
     with sound(model_file(path), KIND):
         model = cls(**loaded_parameters(meta.get("params"), cls.CHECKS))
         restore(model, tensors, meta)

@@ -57,7 +57,14 @@ class TaskState:
 
     @classmethod
     def at(
-        cls, x: Tensor, data: TaskStatistics, ridge: float, floor: Tensor, *, regular: bool, penalised: bool
+        cls,
+        x: Tensor,
+        data: TaskStatistics,
+        ridge: float,
+        floor: Tensor,
+        *,
+        regular: bool,
+        penalised: bool,
     ) -> TaskState:
         """The state at a frame."""
         # numpy on the tensors' memory: fewer microseconds per call
@@ -74,7 +81,9 @@ class TaskState:
         return TaskState(ridge=self.ridge, **{name: part[batch] for name, part in parts.items()})
 
 
-def _forward(floor: Tensor, regular: bool, ridge: float, gram: Array, cross: Array, power: Array, x: Array) -> Any:
+def _forward(
+    floor: Tensor, regular: bool, ridge: float, gram: Array, cross: Array, power: Array, x: Array
+) -> Any:
     """UᵀA_t, UᵀA_tU, w_t, e_t, ψ_t and λ‖w_t‖², as two products of tall matrices."""
     tasks, (n, p) = len(gram), x.shape
     tall = (gram.reshape(tasks * n, n) @ x).reshape(tasks, n, p)
@@ -94,7 +103,9 @@ def _solve(inner: Array, ridge: float, target: Array, floor: Tensor, regular: bo
     """w_t = G_t⁻¹ Uᵀb_t; the shortest solution where G_t is singular."""
     if regular:
         with contextlib.suppress(np.linalg.LinAlgError):
-            return np.asarray(np.linalg.solve(inner + ridge * np.eye(inner.shape[-1]), target[..., None])[..., 0])
+            return np.asarray(
+                np.linalg.solve(inner + ridge * np.eye(inner.shape[-1]), target[..., None])[..., 0]
+            )
     # in the eigenbasis, not through an explicit inverse, in whose rounding a large 1/λ drowns the small ones
     values, vectors = torch.linalg.eigh(torch.from_numpy(inner))
     scales = torch.where(values > floor[:, None], 1 / (values + ridge), 0.0)
@@ -106,12 +117,19 @@ class SubspaceFisher(FisherOperator):
     """The exact Fisher information (1/N) Σ_t J_tᵀJ_t with J_t H = (X_t k_t, √λ ẇ_t)."""
 
     preconditioner: KroneckerFisher
-    approximates = "nothing: the Fisher information of the targets, w_t(U) being the penalised solution"
+    approximates = (
+        "nothing: the Fisher information of the targets, w_t(U) being the penalised solution"
+    )
 
     def __init__(
-        self, point: Tensor, grams: Tensor, state: TaskState, count: int, preconditioner: KroneckerFisher,
+        self,
+        point: Tensor,
+        grams: Tensor,
+        state: TaskState,
+        count: int,
+        preconditioner: KroneckerFisher,
         samples: Axis,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(preconditioner.manifold, point)
         self.grams, self.state, self.count = grams, state, count
         self.preconditioner, self.samples = preconditioner, samples

@@ -20,7 +20,9 @@ from fisherfold.subspace.tasks import TaskStatistics
 from fisherfold.tables.ids import IdIndex, Ids, as_ids
 
 Array = NDArray[Any]
-RowShare = tuple[Array, Array, Ids, Array]  # features, targets, task ids and weights of the rows of a process
+RowShare = tuple[
+    Array, Array, Ids, Array
+]  # features, targets, task ids and weights of the rows of a process
 
 # Differences below this fraction of the numbers are rounding.
 _ROUNDING = 1e-12
@@ -33,7 +35,9 @@ class TaskTable:
     X: Any  # features as given, not yet checked
     y: Any  # targets; two-dimensional for several outputs over shared rows
     task: Any  # the id of the task of each row, or None for a single task or several outputs
-    sizes: list[int] | None = None  # the number of rows of each table of a list; None for a single table
+    sizes: list[int] | None = (
+        None  # the number of rows of each table of a list; None for a single table
+    )
 
     def like_given(self, values: Array) -> Any:
         """Values per row in the form in which the rows were given."""
@@ -41,11 +45,17 @@ class TaskTable:
 
     def row_weights(self, weight: Any) -> Any:
         """Weights of all rows from weights as given: one per row, or a list like the tables."""
-        if self.sizes is None or not isinstance(weight, (list, tuple)) or not any(np.ndim(part) for part in weight):
+        if (
+            self.sizes is None
+            or not isinstance(weight, (list, tuple))
+            or not any(np.ndim(part) for part in weight)
+        ):
             return weight
         parts = [np.asarray(part).reshape(-1) for part in weight]
         if (lengths := [len(part) for part in parts]) != self.sizes:
-            raise ValueError(f"sample_weight must be a list like X, with {self.sizes} rows, got {lengths}")
+            raise ValueError(
+                f"sample_weight must be a list like X, with {self.sizes} rows, got {lengths}"
+            )
         return np.concatenate(parts)
 
 
@@ -56,12 +66,18 @@ def read_table(X: Any, y: Any, task: Any, column: str | None = None) -> TaskTabl
     if isinstance(task, str):
         names = [str(name) for name in getattr(X, "columns", [])]
         if task not in names:
-            seen = f"its columns are {', '.join(names)}" if names else "X is no data frame; pass one id per row"
+            seen = (
+                f"its columns are {', '.join(names)}"
+                if names
+                else "X is no data frame; pass one id per row"
+            )
             raise ValueError(f"task={task!r} is not a column of X: {seen}")
         column, task = task, X[task]
     elif task is None and column is not None and hasattr(X, "columns"):
         if column not in list(X.columns):
-            raise ValueError(f"task must be given: X has no column {column!r}, which held the tasks in fit")
+            raise ValueError(
+                f"task must be given: X has no column {column!r}, which held the tasks in fit"
+            )
         task = X[column]
     return TaskTable(without_column(X, column), y, task)
 
@@ -78,20 +94,30 @@ def _from_lists(X: Any, y: Any, task: Any) -> TaskTable:
     targets = None if y is None else [np.asarray(part).reshape(-1) for part in y]
     ids = as_ids(np.arange(len(X)) if task is None else task, "task")
     if len(ids) != len(X) or (targets is not None and len(targets) != len(X)):
-        counts = f"{len(X)} in X, {len(ids)} in task" + ("" if targets is None else f", {len(targets)} in y")
+        counts = f"{len(X)} in X, {len(ids)} in task" + (
+            "" if targets is None else f", {len(targets)} in y"
+        )
         raise ValueError(f"lists of tasks must have the same length, got {counts}")
     sizes = [len(table) for table in tables]
     for number, (name, table) in enumerate(zip(ids.tolist(), tables, strict=True)):
         if targets is not None and len(targets[number]) != sizes[number]:
-            raise ValueError(f"task {name!r}: X has {sizes[number]} rows and y has {len(targets[number])}")
+            raise ValueError(
+                f"task {name!r}: X has {sizes[number]} rows and y has {len(targets[number])}"
+            )
         if table.shape[1] != tables[0].shape[1]:
-            raise ValueError(f"task {name!r} has {table.shape[1]} features, the first task {tables[0].shape[1]}")
+            raise ValueError(
+                f"task {name!r} has {table.shape[1]} features, the first task {tables[0].shape[1]}"
+            )
     rows = None if targets is None else np.concatenate(targets)
     return TaskTable(np.concatenate(tables), rows, np.repeat(ids, sizes), sizes)
 
 
 def _is_list_of_tables(X: Any) -> bool:
-    return isinstance(X, (list, tuple)) and len(X) > 0 and all(len(getattr(part, "shape", ())) == 2 for part in X)
+    return (
+        isinstance(X, (list, tuple))
+        and len(X) > 0
+        and all(len(getattr(part, "shape", ())) == 2 for part in X)
+    )
 
 
 def check_numeric(X: Any) -> None:
@@ -148,7 +174,14 @@ class Scaling:
 
     @classmethod
     def learn(
-        cls, X: Array, y: Array, weight: Array | None, *, intercept: bool, scale: bool, group: Group = ALONE
+        cls,
+        X: Array,
+        y: Array,
+        weight: Array | None,
+        *,
+        intercept: bool,
+        scale: bool,
+        group: Group = ALONE,
     ) -> Scaling:
         """Weighted means and standard deviations over the rows of all processes."""
         w = np.ones(len(X)) if weight is None else weight
@@ -186,7 +219,9 @@ class Scaling:
         """The rows z with zᵀw = the coefficients in the user's units, and last, if there is one, the intercept."""
         rows = np.diag(1 / self.scale)
         if self.intercept:
-            rows = np.block([[rows, np.zeros((len(rows), 1))], [-self.center / self.scale, np.ones(1)]])
+            rows = np.block(
+                [[rows, np.zeros((len(rows), 1))], [-self.center / self.scale, np.ones(1)]]
+            )
         return torch.from_numpy(rows)
 
 
@@ -197,7 +232,9 @@ def rows_of_process(model: Any, X: Any, y: Any, task: Any, weight: Any, group: G
         if X is not None and len(X) > 0:
             if task is None:
                 raise ValueError("over several processes task must be given: one id for each row")
-            A, b, labels, weights = model._read(X, y, task, weight, reset=True, numeric=True, least=1)
+            A, b, labels, weights = model._read(
+                X, y, task, weight, reset=True, numeric=True, least=1
+            )
             found = A, b, labels, np.ones(len(A)) if weights is None else weights
     mine: list[Any] = []
     if found is not None:
@@ -214,7 +251,9 @@ def rows_of_process(model: Any, X: Any, y: Any, task: Any, weight: Any, group: G
                 f"has {their_names or their_width}"
             )
         if with_weight != weighted:
-            raise ValueError(f"sample_weight must be given on all ranks or on none: ranks {first} and {rank} differ")
+            raise ValueError(
+                f"sample_weight must be given on all ranks or on none: ranks {first} and {rank} differ"
+            )
     if found is not None:
         return found
     model.n_features_in_ = width
@@ -252,6 +291,8 @@ def distribute_rows(
 
 def _joint_index(labels: Ids, group: Group) -> IdIndex:
     """One numbering of the tasks of all processes: that of one process with all shares in the order of ranks."""
-    _, first = np.unique(labels.astype(str) if labels.dtype == object else labels, return_index=True)
+    _, first = np.unique(
+        labels.astype(str) if labels.dtype == object else labels, return_index=True
+    )
     shares = group.gather_objects(labels[np.sort(first)].tolist())
     return IdIndex([label for share in shares for label in share], "task")

@@ -40,18 +40,28 @@ class LabelledRows:
 
     @classmethod
     def make(
-        cls, X: Tensor, y: Tensor, task: Tensor, *, n_tasks: int | None = None, weight: Tensor | None = None,
+        cls,
+        X: Tensor,
+        y: Tensor,
+        task: Tensor,
+        *,
+        n_tasks: int | None = None,
+        weight: Tensor | None = None,
         offset: Tensor | None = None,
-    ) -> LabelledRows:  # fmt: skip
+    ) -> LabelledRows:
         """Rows with weights 1 and offsets 0 unless given."""
         X, y = X.double(), y.double()
         tasks = int(task.max()) + 1 if n_tasks is None else n_tasks
         ones = torch.ones_like(y) if weight is None else weight.double()
-        return cls(X, y, task, tasks, ones, torch.zeros_like(y) if offset is None else offset.double())
+        return cls(
+            X, y, task, tasks, ones, torch.zeros_like(y) if offset is None else offset.double()
+        )
 
     def select(self, chosen: Tensor) -> LabelledRows:
         """Some of the rows."""
-        X, y, task, weight, offset = (part[chosen] for part in (self.X, self.y, self.task, self.weight, self.offset))
+        X, y, task, weight, offset = (
+            part[chosen] for part in (self.X, self.y, self.task, self.weight, self.offset)
+        )
         return LabelledRows(X, y, task, self.n_tasks, weight, offset)
 
     def total(self, values: Tensor) -> Tensor:
@@ -61,7 +71,12 @@ class LabelledRows:
 
 
 def newton_coefficients(
-    rows: LabelledRows, features: Tensor, ridge: float, start: Tensor | None = None, *, max_iter: int = 100
+    rows: LabelledRows,
+    features: Tensor,
+    ridge: float,
+    start: Tensor | None = None,
+    *,
+    max_iter: int = 100,
 ) -> tuple[Tensor, Tensor]:
     """Minimise the penalised logistic loss of every task over its coefficients.
 
@@ -148,10 +163,17 @@ class LogisticSubspaceProblem(Problem):
     def __init__(self, rows: LabelledRows, *, rank: int, ridge: float = 1.0) -> None:
         n = rows.X.shape[1]
         if not 1 <= rank < n:
-            raise ValueError(f"rank must be between 1 and the number of features minus one ({n - 1}), got {rank}")
+            raise ValueError(
+                f"rank must be between 1 and the number of features minus one ({n - 1}), got {rank}"
+            )
         if not ridge > 0:
             raise ValueError(f"ridge must be positive, got {ridge}")
-        self.rows, self.ridge, self.n_samples, self.manifold = rows, ridge, rows.n_tasks, Grassmann(n, rank)
+        self.rows, self.ridge, self.n_samples, self.manifold = (
+            rows,
+            ridge,
+            rows.n_tasks,
+            Grassmann(n, rank),
+        )
         self._kept: LastPoint[LogisticState] = LastPoint()
 
     def state(self, x: Tensor) -> LogisticState:
@@ -179,17 +201,31 @@ class LogisticSubspaceProblem(Problem):
         return state.losses.mean(), self._tangent(x, ambient)
 
     @override
-    def fisher(self, x: Tensor, batch: Tensor | None = None, *, kind: str = "kronecker") -> FisherOperator:
+    def fisher(
+        self, x: Tensor, batch: Tensor | None = None, *, kind: str = "kronecker"
+    ) -> FisherOperator:
         if kind not in self.fisher_kinds:
             raise ValueError(f"kind must be one of {self.fisher_kinds}, got {kind!r}")
         check_whole(batch)
         state, rows, tasks = self.state(x), self.rows, self.n_samples
         left = rows.X.mT @ (state.spread[:, None] * rows.X) / tasks
-        kronecker = KroneckerFisher(self.manifold, x, left=left, right=state.weights.mT @ state.weights / tasks)
+        kronecker = KroneckerFisher(
+            self.manifold, x, left=left, right=state.weights.mT @ state.weights / tasks
+        )
         if kind == "kronecker":
             return kronecker
-        grams = TaskStatistics.from_rows(rows.X, rows.y, rows.task, n_tasks=tasks, sample_weight=state.spread).gram
+        grams = TaskStatistics.from_rows(
+            rows.X, rows.y, rows.task, n_tasks=tasks, sample_weight=state.spread
+        ).gram
         gram_frame, nothing = grams @ x, torch.zeros_like(state.losses)
-        moved = TaskState(gram_frame, x.mT @ gram_frame, self.ridge, nothing, state.weights, state.error, state.losses)
+        moved = TaskState(
+            gram_frame,
+            x.mT @ gram_frame,
+            self.ridge,
+            nothing,
+            state.weights,
+            state.error,
+            state.losses,
+        )
         form = SubspaceFisher if kind == "exact" else SubspaceHessian
         return form(x, grams, moved, tasks, kronecker, Axis.whole(tasks))

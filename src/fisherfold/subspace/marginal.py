@@ -122,11 +122,15 @@ class MarginalSubspaceProblem(Problem):
         check_whole(batch)
         found = self.posterior(x)
         spread = torch.einsum("tip,tpq->iq", found.scaled_gram_frame, found.second_moment())
-        ambient = self.samples.total(spread - found.scaled_residual.mT @ found.mean) / self.n_samples
+        ambient = (
+            self.samples.total(spread - found.scaled_residual.mT @ found.mean) / self.n_samples
+        )
         return self.samples.mean(found.losses), self._tangent(x, ambient)
 
     @override
-    def fisher(self, x: Tensor, batch: Tensor | None = None, *, kind: str = "exact") -> FisherOperator:
+    def fisher(
+        self, x: Tensor, batch: Tensor | None = None, *, kind: str = "exact"
+    ) -> FisherOperator:
         if kind not in self.fisher_kinds:
             raise ValueError(f"kind must be one of {self.fisher_kinds}, got {kind!r}")
         check_whole(batch)
@@ -136,7 +140,9 @@ class MarginalSubspaceProblem(Problem):
         kronecker = KroneckerFisher(self.manifold, x, left=left, right=self.samples.mean(right))
         if kind == "kronecker":
             return kronecker
-        return MarginalFisher(self.manifold, x, self.statistics.gram, noise, found, right, kronecker, self.samples)
+        return MarginalFisher(
+            self.manifold, x, self.statistics.gram, noise, found, right, kronecker, self.samples
+        )
 
 
 class MarginalFisher(FisherOperator):
@@ -148,19 +154,33 @@ class MarginalFisher(FisherOperator):
     approximates = "nothing: the Fisher information of the marginal likelihood of y_t in U"
 
     def __init__(
-        self, manifold: Grassmann, point: Tensor, grams: Tensor, noise: Tensor, found: TaskPosterior, right: Tensor,
-        preconditioner: KroneckerFisher, samples: Axis,
-    ) -> None:  # fmt: skip
+        self,
+        manifold: Grassmann,
+        point: Tensor,
+        grams: Tensor,
+        noise: Tensor,
+        found: TaskPosterior,
+        right: Tensor,
+        preconditioner: KroneckerFisher,
+        samples: Axis,
+    ) -> None:
         super().__init__(manifold, point)
         self.samples = samples
-        self.grams, self.noise, self.right, self.preconditioner = grams, noise, right, preconditioner
+        self.grams, self.noise, self.right, self.preconditioner = (
+            grams,
+            noise,
+            right,
+            preconditioner,
+        )
         self.gram_frame, self.covariance = found.scaled_gram_frame, found.covariance
         self.reach = found.scaled_gram_frame @ found.covariance
 
     @override
     def _matvec(self, v: Tensor) -> Tensor:
         tasks, n, p = self.gram_frame.shape
-        moved = (self.grams.reshape(tasks * n, n) @ v).reshape(tasks, n, p) / self.noise[:, None, None]
+        moved = (self.grams.reshape(tasks * n, n) @ v).reshape(tasks, n, p) / self.noise[
+            :, None, None
+        ]
         moved = moved - self.reach @ (self.gram_frame.mT @ v)
         product = torch.einsum("tip,tpq->iq", moved, self.right)
         product = product + torch.einsum("tip,tpq->iq", self.reach, v.mT @ self.reach)
@@ -171,7 +191,10 @@ def information(statistics: TaskStatistics, noise: Tensor, found: TaskPosterior)
     """Σ_t S_t, the Fisher information of the mean m, over the tasks that are here."""
     explained = found.scaled_gram_frame @ found.covariance
     tasks, n, p = explained.shape
-    wide, other = explained.mT.reshape(tasks * p, n), found.scaled_gram_frame.mT.reshape(tasks * p, n)
+    wide, other = (
+        explained.mT.reshape(tasks * p, n),
+        found.scaled_gram_frame.mT.reshape(tasks * p, n),
+    )
     total = statistics.scaled_gram(noise) - wide.mT @ other
     return (total + total.mT) / 2
 
@@ -183,9 +206,13 @@ def start(statistics: TaskStatistics, *, rank: int) -> SubspacePrior:
     # features of about unit size for the ridge; powers of two keep all digits
     squares = pooled.gram[0].diagonal() / pooled.counts.clamp(min=1)
     sizes = torch.where(squares > 0, torch.exp2((squares.log2() / 2).round()), 1.0)
-    even = replace(statistics, gram=statistics.gram / sizes / sizes[:, None], cross=statistics.cross / sizes)
+    even = replace(
+        statistics, gram=statistics.gram / sizes / sizes[:, None], cross=statistics.cross / sizes
+    )
     pooled = even.pooled()
-    scale = (pooled.gram.diagonal(dim1=-2, dim2=-1).sum() / (n * pooled.counts.sum()).clamp(min=1)).clamp(min=1e-300)
+    scale = (
+        pooled.gram.diagonal(dim1=-2, dim2=-1).sum() / (n * pooled.counts.sum()).clamp(min=1)
+    ).clamp(min=1e-300)
     mean = torch.linalg.solve(pooled.gram[0] + scale * eye, pooled.cross[0])
     tasks = statistics.all_tasks
     noise = tasks.total(even.residual_power(mean).sum()) / pooled.counts.sum()
@@ -204,7 +231,9 @@ def start(statistics: TaskStatistics, *, rank: int) -> SubspacePrior:
 
 def noise_floor(statistics: TaskStatistics) -> float:
     """The least noise variance: targets that are fitted exactly must not lead to a division by zero."""
-    power, counts = statistics.all_tasks.total(torch.stack([statistics.power.sum(), statistics.counts.sum()]))
+    power, counts = statistics.all_tasks.total(
+        torch.stack([statistics.power.sum(), statistics.counts.sum()])
+    )
     return float(1e-12 * power / counts.clamp(min=1)) or 1e-100
 
 

@@ -56,10 +56,17 @@ class MarginalFit:
 
 
 def fit_marginal(
-    statistics: TaskStatistics, *, rank: int, noise: str = "task", max_rounds: int = 300, tol: float = 1e-7,
-    prior: SubspacePrior | None = None, callback: Callable[[dict[str, float]], object] | None = None, first: int = 0,
+    statistics: TaskStatistics,
+    *,
+    rank: int,
+    noise: str = "task",
+    max_rounds: int = 300,
+    tol: float = 1e-7,
+    prior: SubspacePrior | None = None,
+    callback: Callable[[dict[str, float]], object] | None = None,
+    first: int = 0,
     expected: bool = False,
-) -> MarginalFit:  # fmt: skip
+) -> MarginalFit:
     """Learn what the tasks share."""
     prior = start(statistics, rank=rank) if prior is None else prior
     statistics, tasks = statistics.cached(), statistics.all_tasks
@@ -72,8 +79,12 @@ def fit_marginal(
         moved, gradient_norm = update_frame(statistics, prior)
         stalled = gradient_norm > _STATIONARY and torch.equal(moved.frame, prior.frame)
         prior = _expected_step(statistics, prior) if stalled and expected else moved
-        loss = tasks.add(posterior(statistics, prior).losses) + noise_penalty(prior.noise, noise, tasks)
-        trace.append({"round": float(number + 1), "loss": loss / tasks.size, "gradient_norm": gradient_norm})
+        loss = tasks.add(posterior(statistics, prior).losses) + noise_penalty(
+            prior.noise, noise, tasks
+        )
+        trace.append(
+            {"round": float(number + 1), "loss": loss / tasks.size, "gradient_norm": gradient_norm}
+        )
         converged = _settled([row["loss"] for row in trace], limit)
         if (callback is not None and callback(trace[-1])) or converged:
             break
@@ -93,11 +104,18 @@ def _expected_step(statistics: TaskStatistics, prior: SubspacePrior) -> Subspace
     found, tasks = posterior(statistics, prior), statistics.all_tasks
     moments = found.second_moment()
     system = torch.einsum("tkl,tij->ikjl", moments / prior.noise[:, None, None], statistics.gram)
-    slope = torch.einsum("tip,tpq->iq", found.scaled_gram_frame, moments) - found.scaled_residual.mT @ found.mean
+    slope = (
+        torch.einsum("tip,tpq->iq", found.scaled_gram_frame, moments)
+        - found.scaled_residual.mT @ found.mean
+    )
     system, slope = tasks.total(system).reshape(n * p, n * p), tasks.total(slope)
     system.diagonal().add_(1e-10 * system.diagonal().mean())
-    frame, change = torch.linalg.qr(prior.frame - torch.linalg.solve(system, slope.reshape(-1)).reshape(n, p))
-    return replace(prior, frame=frame.contiguous(), covariance=change @ prior.covariance @ change.mT)
+    frame, change = torch.linalg.qr(
+        prior.frame - torch.linalg.solve(system, slope.reshape(-1)).reshape(n, p)
+    )
+    return replace(
+        prior, frame=frame.contiguous(), covariance=change @ prior.covariance @ change.mT
+    )
 
 
 def _settled(losses: list[float], limit: float) -> bool:
@@ -113,7 +131,10 @@ def update_mean(statistics: TaskStatistics, prior: SubspacePrior) -> SubspacePri
     values, vectors = torch.linalg.eigh(tasks.total(information(statistics, prior.noise, found)))
     kept = values > values[-1] * len(values) * EPS * 10  # directions that no row has stay
     inverse = torch.where(kept, 1 / torch.where(kept, values, 1.0), 0.0)
-    return replace(prior, mean=prior.mean + vectors @ (inverse * (vectors.mT @ tasks.total(found.score().sum(0)))))
+    return replace(
+        prior,
+        mean=prior.mean + vectors @ (inverse * (vectors.mT @ tasks.total(found.score().sum(0)))),
+    )
 
 
 def _update_moments(
@@ -133,9 +154,15 @@ def update_frame(statistics: TaskStatistics, prior: SubspacePrior) -> tuple[Subs
     problem = MarginalSubspaceProblem(statistics, prior)
     kind = "exact" if problem.n_samples * n * n <= _EXACT_ENTRIES else "kronecker"
     result = minimize(
-        problem, prior.frame, "rngd", max_iter=2, stop=GradientNorm(_STATIONARY), fisher=kind, sigma=1e-3,
+        problem,
+        prior.frame,
+        "rngd",
+        max_iter=2,
+        stop=GradientNorm(_STATIONARY),
+        fisher=kind,
+        sigma=1e-3,
         sigma_min=1e-8,
-    )  # fmt: skip
+    )
     return replace(prior, frame=result.x.contiguous()), result.trace["gradient_norm"][-1]
 
 
@@ -159,7 +186,9 @@ def _expansion(inner: Tensor, moments: Tensor, target: Tensor, tasks: Axis) -> T
     if tasks.size * p**4 > _EXPANSION_COST:
         return eye
     system = tasks.total(torch.einsum("tij,tkl->ikjl", inner, moments)).reshape(p * p, p * p)
-    lift = (1e-10 * system.diagonal().mean()).clamp(min=1e-300)  # without information α is the identity
+    lift = (1e-10 * system.diagonal().mean()).clamp(
+        min=1e-300
+    )  # without information α is the identity
     missing = target.reshape(-1) - system @ eye.reshape(-1)
     system.diagonal().add_(lift)
     return eye + torch.linalg.solve(system, missing).reshape(p, p)
@@ -188,7 +217,9 @@ def noise_penalty(noise_variance: Tensor, noise: str, tasks: Axis) -> float:
 
 def common_noise(noise_variance: Tensor, noise: str, tasks: Axis) -> float:
     """What the noise variances of tasks are drawn towards."""
-    return float(tasks.mean(noise_variance) if noise == "shared" else _harmonic_mean(noise_variance, tasks))
+    return float(
+        tasks.mean(noise_variance) if noise == "shared" else _harmonic_mean(noise_variance, tasks)
+    )
 
 
 def extend_noise(

@@ -111,14 +111,20 @@ class SharedPrior:
     def _between_roots(self, matrix: Tensor) -> Tensor:
         k, n = len(self.root), len(self.units)
         left = (self.root @ matrix.reshape(k, -1)).reshape(k * n, k, n)
-        return (self.root @ left).reshape(k, n, k, n).mul_(self.units[:, None, None]).mul_(self.units)
+        return (
+            (self.root @ left).reshape(k, n, k, n).mul_(self.units[:, None, None]).mul_(self.units)
+        )
 
 
-def shared_information(statistics: TaskStatistics, prior: SubspacePrior, found: TaskPosterior) -> Tensor:
+def shared_information(
+    statistics: TaskStatistics, prior: SubspacePrior, found: TaskPosterior
+) -> Tensor:
     """F, the Fisher information of W = [m, U], over the tasks of all processes."""
     n, p = prior.frame.shape
     reach = found.scaled_gram_frame @ found.covariance
-    weights = torch.cat([torch.ones_like(reach[:, :1, 0]), (prior.covariance - found.covariance).flatten(1)], 1)
+    weights = torch.cat(
+        [torch.ones_like(reach[:, :1, 0]), (prior.covariance - found.covariance).flatten(1)], 1
+    )
     sums = reach.new_zeros((1 + p * p, n * n))
     for tasks in task_chunks(*reach.shape[:2]):
         score = statistics.gram[tasks] / prior.noise[tasks, None, None]
@@ -134,7 +140,9 @@ def shared_information(statistics: TaskStatistics, prior: SubspacePrior, found: 
     return ((whole + whole.mT) / 2).reshape(1 + p, n, 1 + p, n)
 
 
-def _spent(statistics: TaskStatistics, prior: SubspacePrior, found: TaskPosterior, covariance: Tensor) -> Tensor:
+def _spent(
+    statistics: TaskStatistics, prior: SubspacePrior, found: TaskPosterior, covariance: Tensor
+) -> Tensor:
     """f_t = -⟨K, ∂F/∂log s_t²⟩; with I_t = UᵀG_t: ∂V = V I V, ∂(G V) = -G V (1 - I V), ∂S = -S + G V (1 - I V) Gᵀ."""
     n, p = prior.frame.shape
     gram_frame, spread = found.scaled_gram_frame, found.covariance
@@ -147,10 +155,15 @@ def _spent(statistics: TaskStatistics, prior: SubspacePrior, found: TaskPosterio
     crossed = covariance[1:, :, 1:, :].permute(1, 2, 3, 0).reshape(n * p, n * p)
     spent = 2 * ((reach.flatten(1) @ crossed) * rest.flatten(1)).sum(-1)
     for tasks in task_chunks(*reach.shape[:2]):
-        score = statistics.gram[tasks] / prior.noise[tasks, None, None] - reach[tasks] @ gram_frame[tasks].mT
+        score = (
+            statistics.gram[tasks] / prior.noise[tasks, None, None]
+            - reach[tasks] @ gram_frame[tasks].mT
+        )
         falling = (score - rest[tasks] @ gram_frame[tasks].mT).flatten(1) @ blocks
         of_score = score.flatten(1) @ blocks[:, 1:]
-        spent[tasks] += falling[:, 0] + (falling[:, 1:] * right[tasks] + of_score * growing[tasks]).sum(-1)
+        spent[tasks] += falling[:, 0] + (
+            falling[:, 1:] * right[tasks] + of_score * growing[tasks]
+        ).sum(-1)
     return spent
 
 
@@ -161,9 +174,14 @@ def task_chunks(tasks: int, features: int) -> Iterator[slice]:
 
 
 def continue_stalled(
-    statistics: TaskStatistics, fit: MarginalFit, noise: str, *, max_rounds: int = 300, tol: float = 1e-7,
+    statistics: TaskStatistics,
+    fit: MarginalFit,
+    noise: str,
+    *,
+    max_rounds: int = 300,
+    tol: float = 1e-7,
     callback: Callable[[dict[str, float]], object] | None = None,
-) -> MarginalFit:  # fmt: skip
+) -> MarginalFit:
     """Continue with EM where a fit has converged but all steps for U are rejected, while that makes a better model.
 
     With few rows for what all tasks share a higher likelihood is reached by fitting the noise; so the fit continues
@@ -174,9 +192,16 @@ def continue_stalled(
     rank, value, best = fit.prior.frame.shape[1], _evidence(statistics, fit.prior, noise), fit
     while (done := len(best.trace)) < max_rounds:
         later = fit_marginal(
-            statistics, rank=rank, noise=noise, max_rounds=min(_STRETCH, max_rounds - done), tol=tol, prior=best.prior,
-            callback=callback, first=done, expected=True,
-        )  # fmt: skip
+            statistics,
+            rank=rank,
+            noise=noise,
+            max_rounds=min(_STRETCH, max_rounds - done),
+            tol=tol,
+            prior=best.prior,
+            callback=callback,
+            first=done,
+            expected=True,
+        )
         reached = _evidence(statistics, later.prior, noise)
         if not reached < value:
             break
@@ -188,10 +213,18 @@ def continue_stalled(
 
 def _evidence(statistics: TaskStatistics, prior: SubspacePrior, noise: str) -> float:
     """-log p(y) with W integrated out, and with the prior of the noise."""
-    found, known, tasks = posterior(statistics, prior), SharedPrior.of(statistics, prior), statistics.all_tasks
+    found, known, tasks = (
+        posterior(statistics, prior),
+        SharedPrior.of(statistics, prior),
+        statistics.all_tasks,
+    )
     assert known is not None
     factor = known.factor(shared_information(statistics, prior, found))
-    return tasks.add(found.losses) + noise_penalty(prior.noise, noise, tasks) + float(factor.diagonal().log().sum())
+    return (
+        tasks.add(found.losses)
+        + noise_penalty(prior.noise, noise, tasks)
+        + float(factor.diagonal().log().sum())
+    )
 
 
 class NoiseFit(NamedTuple):
@@ -202,7 +235,12 @@ class NoiseFit(NamedTuple):
 
 
 def fit_noise(
-    statistics: TaskStatistics, prior: SubspacePrior, noise: str, *, max_rounds: int = 300, tol: float = 1e-7
+    statistics: TaskStatistics,
+    prior: SubspacePrior,
+    noise: str,
+    *,
+    max_rounds: int = 300,
+    tol: float = 1e-7,
 ) -> NoiseFit:
     """Find the common noise, and learn the rest once more with it."""
     first = common_noise(prior.noise, noise, statistics.all_tasks)
@@ -219,14 +257,18 @@ def fit_noise(
     if not any(math.isfinite(there.value) for there in places.values()):
         return NoiseFit(prior, first)
     common = _mean(places)
-    nearest = min(places, key=lambda place: (math.isinf(places[place].value), abs(place - math.log(common))))
+    nearest = min(
+        places, key=lambda place: (math.isinf(places[place].value), abs(place - math.log(common)))
+    )
     return NoiseFit(search.settled(places[nearest], common, 0.0)[0], common)
 
 
 class _Place:
     """A value of the common noise that was looked at: -log p(c | y), and what is learnt with it."""
 
-    def __init__(self, value: float, prior: SubspacePrior, make_spent: Callable[[], Tensor]) -> None:
+    def __init__(
+        self, value: float, prior: SubspacePrior, make_spent: Callable[[], Tensor]
+    ) -> None:
         self.value, self.prior, self._make_spent = value, prior, make_spent
 
     @cached_property
@@ -242,20 +284,28 @@ class _Search:
 
     def __init__(self, statistics: TaskStatistics, noise: str, max_rounds: int, tol: float) -> None:
         self.statistics, self.noise, self.max_rounds = statistics.cached(), noise, max_rounds
-        self.tasks, self.floor, self.rows = statistics.all_tasks, noise_floor(statistics), statistics.n_rows
+        self.tasks, self.floor, self.rows = (
+            statistics.all_tasks,
+            noise_floor(statistics),
+            statistics.n_rows,
+        )
         self.limit = tol * self.rows
         self.mean_square = self.tasks.add(statistics.power) / max(self.rows, 1e-300)
 
     def places(self, begin: _Place, first: float) -> dict[float, _Place]:
         """Values of log c, from about the maximum upwards and downwards until the posterior has fallen."""
-        doubt = 2 / self.rows + (2 / (NOISE_ROWS * self.tasks.size) if self.noise == "task" else 0.0)
+        doubt = 2 / self.rows + (
+            2 / (NOISE_ROWS * self.tasks.size) if self.noise == "task" else 0.0
+        )
         step = min(_STEP * math.sqrt(doubt), _LONGEST)
         middle = math.log(max(first, self.floor))
         found = {middle: self.learnt(begin, math.exp(middle))}
         for way in (1, -1):
             place = middle
             for number in range(_MOST):
-                worth = {p: there.value - p if way > 0 else there.value for p, there in found.items()}
+                worth = {
+                    p: there.value - p if way > 0 else there.value for p, there in found.items()
+                }
                 following = place + way * step * max(1.0, _GROWTH ** (number - _EVEN))
                 common = math.exp(following)
                 if worth[place] > min(worth.values()) + _FALL:
@@ -273,7 +323,9 @@ class _Search:
         begin = self.place(math.nan, replace(fresh, noise=torch.full_like(prior.noise, loud)))
         rough = self.places(begin, loud)
         best = min(rough, key=lambda place: rough[place].value)
-        return self.places(rough[best], math.exp(best)) if math.isfinite(rough[best].value) else rough
+        return (
+            self.places(rough[best], math.exp(best)) if math.isfinite(rough[best].value) else rough
+        )
 
     def learnt(self, begin: _Place, common: float) -> _Place:
         """What is learnt with this c from another place, as accurately as the posterior needs it."""
@@ -315,7 +367,10 @@ class _Search:
         losses, noise = posterior(self.statistics, prior).losses, prior.noise
         least = self.statistics.counts / 2 * (math.log(2 * math.pi) + noise.log())
         if self.tasks.add(losses < least - _ROUNDING * (1 + least.abs())):
-            return math.inf, math.inf  # no density is so large: with next to no noise this is rounding
+            return (
+                math.inf,
+                math.inf,
+            )  # no density is so large: with next to no noise this is rounding
         if self.noise == "task":
             losses = losses + NOISE_ROWS / 2 * (noise.log() + common / noise - math.log(common))
         return self.tasks.add(losses), self.tasks.add(losses - spent / 2 * noise.log())
@@ -339,5 +394,8 @@ def _mean(places: dict[float, _Place]) -> float:
     least = _least(places)
     gaps = [b - a for a, b in itertools.pairwise(at)]
     widths = [a + b for a, b in zip([0.0, *gaps], [*gaps, 0.0], strict=True)] if gaps else [1.0]
-    masses = [width * math.exp(least - places[place].value) for place, width in zip(at, widths, strict=True)]
+    masses = [
+        width * math.exp(least - places[place].value)
+        for place, width in zip(at, widths, strict=True)
+    ]
     return sum(mass * math.exp(place) for mass, place in zip(masses, at, strict=True)) / sum(masses)

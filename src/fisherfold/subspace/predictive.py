@@ -58,7 +58,9 @@ class TaskSpread:
         blocks = _pairs(self.shared)
         found = torch.empty_like(inside[:, 0])
         # rows of one task share the n×n matrix Σ_kl E[ãã]_kl K_kl: chunks of rows sorted by task
-        for rows in torch.split(torch.argsort(task, stable=True), max(1, _CHUNK_ENTRIES // (n * n))):
+        for rows in torch.split(
+            torch.argsort(task, stable=True), max(1, _CHUNK_ENTRIES // (n * n))
+        ):
             present, place = torch.unique(task[rows], return_inverse=True)
             z, part = features[rows], inside[rows]
             own = _quadratic(part, covariance[present][place])
@@ -70,7 +72,9 @@ class TaskSpread:
 
     def variance(self, features: Tensor, task: Tensor, frame: Tensor) -> Tensor:
         """The variance of fresh targets."""
-        return torch.cat([self.noise, self.noise.mean()[None]])[task] + self.of_weights(features, task, frame)
+        return torch.cat([self.noise, self.noise.mean()[None]])[task] + self.of_weights(
+            features, task, frame
+        )
 
 
 def _quadratic(vectors: Tensor, matrices: Tensor) -> Tensor:
@@ -83,7 +87,9 @@ def _pairs(shared: Tensor) -> Tensor:
     return shared.permute(0, 2, 1, 3).reshape(len(shared) ** 2, shared.shape[1] ** 2)
 
 
-def task_spread(statistics: TaskStatistics, prior: SubspacePrior, noise: str, *, common: float) -> TaskSpread:
+def task_spread(
+    statistics: TaskStatistics, prior: SubspacePrior, noise: str, *, common: float
+) -> TaskSpread:
     """The uncertainty of all tasks once the prior has been learnt."""
     statistics, tasks, shared = statistics.cached(), statistics.all_tasks, prior.frame
     errors = _errors(statistics, prior)
@@ -113,7 +119,13 @@ def extend_spread(
 
     def wanted(scale: Tensor) -> Tensor:
         here = replace(prior, noise=scale)
-        return _noise(own, errors, _spent(own, here, known.shared, posterior(own, here)), float(known.common), noise)
+        return _noise(
+            own,
+            errors,
+            _spent(own, here, known.shared, posterior(own, here)),
+            float(known.common),
+            noise,
+        )
 
     scale[changed] = _fixed_point(wanted, scale[changed], own.all_tasks, _FOLDED_ROUNDS, _FOLDED)
     found = posterior(statistics, replace(prior, noise=scale))
@@ -143,7 +155,9 @@ def _fixed_point(
 
 def _errors(statistics: TaskStatistics, prior: SubspacePrior) -> Tensor:
     """The squared errors of the predictions, summed over the rows of each task."""
-    return statistics.residual_power(prior.mean + posterior(statistics, prior).mean @ prior.frame.mT)
+    return statistics.residual_power(
+        prior.mean + posterior(statistics, prior).mean @ prior.frame.mT
+    )
 
 
 def _moments(found: TaskPosterior, shared: Tensor) -> Tensor:
@@ -170,21 +184,32 @@ def _shared(statistics: TaskStatistics, prior: SubspacePrior, found: TaskPosteri
     return known.covariance(known.factor(shared_information(statistics, prior, found)))
 
 
-def _spent(statistics: TaskStatistics, prior: SubspacePrior, shared: Tensor, found: TaskPosterior) -> Tensor:
+def _spent(
+    statistics: TaskStatistics, prior: SubspacePrior, shared: Tensor, found: TaskPosterior
+) -> Tensor:
     """p_t = tr(A_t Cov(w_t))/s_t², with B_tᵀA_tB_t/s_t² = A_t/s_t² - G_t V_t (2 - UᵀG_t V_t) G_tᵀ."""
     gram_frame = found.scaled_gram_frame
     spent = ((prior.frame.mT @ gram_frame) * found.covariance).sum((-2, -1))
     if len(shared) == 0:
         return spent
-    reach, moments, blocks = _reach(found, shared), _moments(found, shared).flatten(1), _pairs(shared).mT
+    reach, moments, blocks = (
+        _reach(found, shared),
+        _moments(found, shared).flatten(1),
+        _pairs(shared).mT,
+    )
     less = 2 * reach - reach @ (prior.frame.mT @ reach)
     for tasks in task_chunks(*reach.shape[:2]):
-        matrix = statistics.gram[tasks] / prior.noise[tasks, None, None] - less[tasks] @ gram_frame[tasks].mT
+        matrix = (
+            statistics.gram[tasks] / prior.noise[tasks, None, None]
+            - less[tasks] @ gram_frame[tasks].mT
+        )
         spent[tasks] += ((matrix.flatten(1) @ blocks) * moments[tasks]).sum(-1)
     return spent
 
 
-def _noise(statistics: TaskStatistics, errors: Tensor, spent: Tensor, common: float, noise: str) -> Tensor:
+def _noise(
+    statistics: TaskStatistics, errors: Tensor, spent: Tensor, common: float, noise: str
+) -> Tensor:
     """The mean of the noise of every task, given the common one."""
     if noise == "shared":
         return torch.full_like(errors, common)

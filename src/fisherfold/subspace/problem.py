@@ -65,9 +65,15 @@ class SubspaceProblem(Problem):
     manifold: Grassmann
 
     def __init__(
-        self, statistics: TaskStatistics, *, rank: int, ridge: float = 0.0, objective: str = "penalised",
-        factor_damping: float = 0.0, held_out: TaskStatistics | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        statistics: TaskStatistics,
+        *,
+        rank: int,
+        ridge: float = 0.0,
+        objective: str = "penalised",
+        factor_damping: float = 0.0,
+        held_out: TaskStatistics | None = None,
+    ) -> None:
         n_features, samples = statistics.n_features, statistics.all_tasks
         if not 1 <= rank < n_features:
             raise ValueError(
@@ -88,11 +94,15 @@ class SubspaceProblem(Problem):
         self.ridge = float(ridge)
         self.sizes = statistics.gram.diagonal(dim1=1, dim2=2).sqrt()
         # |u|ᵀ√diag(A) is at most √tr(A) for a unit vector u: with such a ridge G_t is regular in every frame
-        self.regular = self.ridge > rank * n_features * torch.finfo(self.sizes.dtype).eps * (self.sizes**2).sum(-1)
+        self.regular = self.ridge > rank * n_features * torch.finfo(self.sizes.dtype).eps * (
+            self.sizes**2
+        ).sum(-1)
         self._all_regular = bool(self.regular.all())
         # a product, not a sum: runs on School keep no digit of another rounding
         ones = torch.ones_like(statistics.power)
-        self.mean_gram = samples.total(torch.einsum("t,tij->ij", ones, statistics.gram)) / samples.size
+        self.mean_gram = (
+            samples.total(torch.einsum("t,tij->ij", ones, statistics.gram)) / samples.size
+        )
         self._kept: LastPoint[TaskState] = LastPoint()
 
     def state(self, x: Tensor, batch: Tensor | None = None) -> TaskState:
@@ -114,7 +124,9 @@ class SubspaceProblem(Problem):
             data, sizes = data.select(chosen), sizes[chosen]
         floor = torch.zeros_like(data.power) if self._all_regular else zero_threshold(sizes, x)
         penalised = self.objective == "penalised"
-        return TaskState.at(x, data, self.ridge, floor, regular=self._all_regular, penalised=penalised)
+        return TaskState.at(
+            x, data, self.ridge, floor, regular=self._all_regular, penalised=penalised
+        )
 
     def _here(self, batch: Tensor) -> Tensor:
         """The numbers here of those tasks of a batch that are here."""
@@ -147,21 +159,29 @@ class SubspaceProblem(Problem):
     @override
     def loss_and_gradient(self, x: Tensor, batch: Tensor | None = None) -> tuple[Tensor, Tensor]:
         state = self.state(x, batch)
-        return self._mean(state.losses, batch), self._tangent(x, self.ambient_gradient(state, batch))
+        return self._mean(state.losses, batch), self._tangent(
+            x, self.ambient_gradient(state, batch)
+        )
 
     @cached_property
     def _power(self) -> float:
         return self.samples.add(self.statistics.power) / (2 * self.n_samples)
 
     def _mean(self, losses: Tensor, batch: Tensor | None) -> Tensor:
-        return losses.mean() if not self.samples.is_shared else self.samples.total(losses.sum()) / self._count(batch)
+        return (
+            losses.mean()
+            if not self.samples.is_shared
+            else self.samples.total(losses.sum()) / self._count(batch)
+        )
 
     def ambient_gradient(self, state: TaskState, batch: Tensor | None = None) -> Tensor:
         """The gradient before projection."""
         return self.samples.total(state.residual.mT @ state.weights) / self._count(batch)
 
     @override
-    def fisher(self, x: Tensor, batch: Tensor | None = None, *, kind: str = "kronecker") -> FisherOperator:
+    def fisher(
+        self, x: Tensor, batch: Tensor | None = None, *, kind: str = "kronecker"
+    ) -> FisherOperator:
         if kind not in self.fisher_kinds:
             raise ValueError(f"kind must be one of {self.fisher_kinds}, got {kind!r}")
         state = self.state(x, batch)
@@ -186,7 +206,9 @@ class SubspaceProblem(Problem):
         return SubspaceSnapshot(self, x)
 
     @override
-    def descend(self, x: Tensor, batches: Iterable[Tensor], *, step: Callable[[int], float]) -> Tensor:
+    def descend(
+        self, x: Tensor, batches: Iterable[Tensor], *, step: Callable[[int], float]
+    ) -> Tensor:
         drawn = list(batches)
         if drawn and self._can_fuse(drawn):
             return fused_descent(self._task_gradient, x, torch.cat(drawn).tolist(), step)
@@ -228,7 +250,9 @@ class SubspaceSnapshot(Snapshot):
         manifold = self.problem.manifold
         anchor = self.problem.ambient_gradient(self.state.select(self.problem._here(batch)), batch)
         correction = self.full_gradient - manifold.project(self.x, anchor)
-        return manifold.project(x, self.problem.gradient(x, batch) + manifold.transport(self.x, x, correction))
+        return manifold.project(
+            x, self.problem.gradient(x, batch) + manifold.transport(self.x, x, correction)
+        )
 
     @override
     def fisher(self, x: Tensor, batch: Tensor, *, kind: str) -> FisherOperator:
@@ -244,7 +268,13 @@ class SubspaceSnapshot(Snapshot):
 
     @override
     def epoch(
-        self, x: Tensor, batches: Iterable[Tensor], *, step: float, kind: str | None = None, damping: float = 0.0
+        self,
+        x: Tensor,
+        batches: Iterable[Tensor],
+        *,
+        step: float,
+        kind: str | None = None,
+        damping: float = 0.0,
     ) -> Tensor:
         """The inner steps of one epoch, fused for batches of one task on the CPU.
 
@@ -254,13 +284,20 @@ class SubspaceSnapshot(Snapshot):
         experiments did.
         """
         drawn, problem = list(batches), self.problem
-        solvable = kind is None or (kind == "kronecker" and damping == 0 and problem.factor_damping > 0)
+        solvable = kind is None or (
+            kind == "kronecker" and damping == 0 and problem.factor_damping > 0
+        )
         if solvable and problem._can_fuse(drawn):
             corrections, moments = self._without_each_task()
             return fused_epoch(
-                problem._task_gradient, x, torch.cat(drawn).tolist(), step=step, corrections=corrections,
-                moments=moments, left_inverse=None if kind is None else problem.left_inverse,
-            )  # fmt: skip
+                problem._task_gradient,
+                x,
+                torch.cat(drawn).tolist(),
+                step=step,
+                corrections=corrections,
+                moments=moments,
+                left_inverse=None if kind is None else problem.left_inverse,
+            )
         return super().epoch(x, drawn, step=step, kind=kind, damping=damping)
 
     def _without_each_task(self) -> tuple[Tensor, Tensor]:
@@ -273,9 +310,16 @@ class SubspaceSnapshot(Snapshot):
 
 
 def fit_point(
-    statistics: TaskStatistics, *, rank: int, ridge: float, max_iter: int, tol: float, fisher: str = "observed",
-    frame: Tensor | None = None, callback: Callable[[dict[str, float]], object] | None = None,
-) -> tuple[Tensor, Tensor, Result | None]:  # fmt: skip
+    statistics: TaskStatistics,
+    *,
+    rank: int,
+    ridge: float,
+    max_iter: int,
+    tol: float,
+    fisher: str = "observed",
+    frame: Tensor | None = None,
+    callback: Callable[[dict[str, float]], object] | None = None,
+) -> tuple[Tensor, Tensor, Result | None]:
     """Learn the subspace with a given ridge, by RNGD."""
     n = statistics.n_features
     if rank == n:
@@ -284,22 +328,37 @@ def fit_point(
     scaled, unit = statistics.with_unit_targets()
     problem = SubspaceProblem(scaled, rank=rank, ridge=ridge)
     frame = start(scaled, rank=rank).frame if frame is None else frame
-    result = solve(problem, frame, max_iter=max_iter, tol=tol, fisher=fisher, callback=callback, unit=unit**2)
+    result = solve(
+        problem, frame, max_iter=max_iter, tol=tol, fisher=fisher, callback=callback, unit=unit**2
+    )
     for row in result.trace.rows:
         row.update({name: row[name] * unit**2 for name in ("loss", "gradient_norm")})
     return result.x, unit * problem.coefficients(result.x), result
 
 
 def solve(
-    problem: Problem, frame: Tensor, *, max_iter: int, tol: float, fisher: str,
-    callback: Callable[[dict[str, float]], object] | None, unit: float = 1.0,
-) -> Result:  # fmt: skip
+    problem: Problem,
+    frame: Tensor,
+    *,
+    max_iter: int,
+    tol: float,
+    fisher: str,
+    callback: Callable[[dict[str, float]], object] | None,
+    unit: float = 1.0,
+) -> Result:
     """RNGD until what is left to gain is less than a fraction of the loss; the callback hears of rounds and losses."""
     stop = SmallGradient(0.1 * tol, 0.1 * tol) | Stagnation(rtol=tol)
     return minimize(
-        problem, frame, "rngd", max_iter=max_iter, stop=stop, fisher=fisher, sigma=1e-3,
-        callback=callback and (lambda state: callback({"round": float(state.iteration), "loss": unit * state.loss})),
-    )  # fmt: skip
+        problem,
+        frame,
+        "rngd",
+        max_iter=max_iter,
+        stop=stop,
+        fisher=fisher,
+        sigma=1e-3,
+        callback=callback
+        and (lambda state: callback({"round": float(state.iteration), "loss": unit * state.loss})),
+    )
 
 
 def point_coefficients(statistics: TaskStatistics, frame: Tensor, ridge: float) -> Tensor:
@@ -311,17 +370,26 @@ def point_coefficients(statistics: TaskStatistics, frame: Tensor, ridge: float) 
     squares = statistics.pooled().gram[0].diagonal() / statistics.all_tasks.size + ridge
     sizes = torch.where(squares > 0, squares, 1.0).sqrt()
     lifted = (statistics.gram + ridge * torch.eye(n, dtype=sizes.dtype)) / sizes / sizes[:, None]
-    return (torch.linalg.pinv(lifted, hermitian=True) @ (statistics.cross / sizes)[..., None]).squeeze(-1) / sizes
+    return (
+        torch.linalg.pinv(lifted, hermitian=True) @ (statistics.cross / sizes)[..., None]
+    ).squeeze(-1) / sizes
 
 
-def choose_ridge(rows: Rows, tasks: Axis, *, rank: int, seed: int) -> tuple[float, dict[float, float]]:
+def choose_ridge(
+    rows: Rows, tasks: Axis, *, rank: int, seed: int
+) -> tuple[float, dict[float, float]]:
     """The ridge with the lowest squared error on a fifth of every task's rows."""
     held = held_out_rows(rows.task.numpy(), seed, rows.keys, tasks)
-    train, rest = (rows.select(torch.from_numpy(np.flatnonzero(part))).statistics(tasks) for part in (~held, held))
+    train, rest = (
+        rows.select(torch.from_numpy(np.flatnonzero(part))).statistics(tasks)
+        for part in (~held, held)
+    )
     errors: dict[float, float] = {}
     frame: Tensor | None = None
     for ridge in RIDGES:  # ranked by a few cheap steps each, from the frame of the one before
-        frame, w, _ = fit_point(train, rank=rank, ridge=ridge, fisher="kronecker", max_iter=30, tol=1e-5, frame=frame)
+        frame, w, _ = fit_point(
+            train, rank=rank, ridge=ridge, fisher="kronecker", max_iter=30, tol=1e-5, frame=frame
+        )
         errors[ridge] = tasks.add(rest.residual_power(w @ frame.mT)) / tasks.add(rest.counts)
     return min(errors, key=errors.__getitem__), errors
 

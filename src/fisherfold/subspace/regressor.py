@@ -81,15 +81,25 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
     """
 
     CHECKS: ClassVar[dict[str, Check]] = SHARED_CHECKS | {
-        "inference": validation.choice("marginal", "point"), "ridge": validation.auto_or(validation.number(0)),
+        "inference": validation.choice("marginal", "point"),
+        "ridge": validation.auto_or(validation.number(0)),
         "noise": validation.choice(*NOISES),
-    }  # fmt: skip
+    }
 
     def __init__(
-        self, rank: int | None = None, *, inference: str = "marginal", ridge: float | str = "auto", noise: str = "task",
-        fit_intercept: bool = True, scale: bool = True, max_iter: int = 300, tol: float = 1e-7,
-        random_state: int | None = None, verbose: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        rank: int | None = None,
+        *,
+        inference: str = "marginal",
+        ridge: float | str = "auto",
+        noise: str = "task",
+        fit_intercept: bool = True,
+        scale: bool = True,
+        max_iter: int = 300,
+        tol: float = 1e-7,
+        random_state: int | None = None,
+        verbose: bool = False,
+    ) -> None:
         self.rank = rank
         self.inference = inference
         self.ridge = ridge
@@ -108,7 +118,13 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
 
     @all_or_nothing
     def fit(
-        self, X: Any, y: Any, task: Any = None, sample_weight: Any = None, *, callback: Callback | None = None
+        self,
+        X: Any,
+        y: Any,
+        task: Any = None,
+        sample_weight: Any = None,
+        *,
+        callback: Callback | None = None,
     ) -> SubspaceRegressor:
         """Learn from rows of all tasks.
 
@@ -124,9 +140,13 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
         """
         self._check_parameters()
         X, y, labels, weight = self._read(X, y, task, sample_weight, reset=True, numeric=True)
-        self.scaling_ = Scaling.learn(X, y, weight, intercept=self.fit_intercept, scale=self._scales)
+        self.scaling_ = Scaling.learn(
+            X, y, weight, intercept=self.fit_intercept, scale=self._scales
+        )
         self._outputs = labels is None and y.ndim == 2
-        self._index = IdIndex(np.arange(y.shape[1] if self._outputs else 1) if labels is None else labels, "task")
+        self._index = IdIndex(
+            np.arange(y.shape[1] if self._outputs else 1) if labels is None else labels, "task"
+        )
         rank = self._checked_rank(X.shape[1] + int(self.fit_intercept))
         rows = self._rows(X, y, labels, weight)
         self.statistics_: Any = rows.statistics(Axis.whole(len(self._index)))
@@ -135,9 +155,15 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
 
     @all_or_nothing
     def fit_share(
-        self, X: Any = None, y: Any = None, task: Any = None, sample_weight: Any = None, *, process_group: Any = None,
+        self,
+        X: Any = None,
+        y: Any = None,
+        task: Any = None,
+        sample_weight: Any = None,
+        *,
+        process_group: Any = None,
         callback: Callback | None = None,
-    ) -> SubspaceRegressor:  # fmt: skip
+    ) -> SubspaceRegressor:
         """Learn from the shares of all processes of a group; every one of them must call this.
 
         The model is that of one process which is given all shares one after the other, to rounding, and the same on
@@ -168,7 +194,13 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
 
     @all_or_nothing
     def partial_fit(
-        self, X: Any, y: Any, task: Any = None, sample_weight: Any = None, *, callback: Callback | None = None
+        self,
+        X: Any,
+        y: Any,
+        task: Any = None,
+        sample_weight: Any = None,
+        *,
+        callback: Callback | None = None,
     ) -> SubspaceRegressor:
         """Add rows, of known or of new tasks, and learn again from the statistics of all rows.
 
@@ -178,14 +210,18 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
         if not hasattr(self, "statistics_"):
             return self.fit(X, y, task=task, sample_weight=sample_weight, callback=callback)
         if self.inference != self._fitted:
-            raise ValueError(f"this model was fitted with inference={self._fitted!r}, call fit for {self.inference!r}")
+            raise ValueError(
+                f"this model was fitted with inference={self._fitted!r}, call fit for {self.inference!r}"
+            )
         self._add_rows(X, y, task, sample_weight)
         learn = self._learn_marginal if self._fitted == "marginal" else self._learn_point
         learn(self._frame.shape[1], callback)
         return self
 
     @all_or_nothing
-    def fold_in(self, X: Any, y: Any, task: Any = None, sample_weight: Any = None) -> SubspaceRegressor:
+    def fold_in(
+        self, X: Any, y: Any, task: Any = None, sample_weight: Any = None
+    ) -> SubspaceRegressor:
         """Fit the coefficients of new tasks, or refresh known ones with more rows, with all that is shared held fixed.
 
         Arguments are those of ``fit``. Rows may come in any order and in any number of calls.
@@ -194,12 +230,18 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
         changed = self._add_rows(X, y, task, sample_weight)
         if self._fitted == "marginal":
             prior = self._extended_prior(changed)
-            self._set_marginal(prior, extend_spread(self.statistics_, prior, self._spread, self.noise, changed))
+            self._set_marginal(
+                prior, extend_spread(self.statistics_, prior, self._spread, self.noise, changed)
+            )
         else:
-            self._weights = point_coefficients(self.statistics_, self._frame, self.ridge_) @ self._frame.mT
+            self._weights = (
+                point_coefficients(self.statistics_, self._frame, self.ridge_) @ self._frame.mT
+            )
         return self
 
-    def predict(self, X: Any, task: Any = None, *, return_std: bool = False, unseen: str = "error") -> Any:
+    def predict(
+        self, X: Any, task: Any = None, *, return_std: bool = False, unseen: str = "error"
+    ) -> Any:
         """Predict targets.
 
         Args:
@@ -216,18 +258,25 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
         given = self._table(X, None, task)
         features = self._features(given.X)
         if return_std and self._fitted != "marginal":
-            raise ValueError(f"return_std needs inference='marginal', this model has {self._fitted!r}")
+            raise ValueError(
+                f"return_std needs inference='marginal', this model has {self._fitted!r}"
+            )
         if given.task is None and self._outputs:
-            columns = [self._predict(features, np.full(len(features), t), return_std) for t in range(len(self._index))]
+            columns = [
+                self._predict(features, np.full(len(features), t), return_std)
+                for t in range(len(self._index))
+            ]
             stacked = [np.stack(parts, axis=1) for parts in zip(*columns, strict=True)]
             return (stacked[0], stacked[1]) if return_std else stacked[0]
         numbers = self._numbers(given.task, len(features), unseen)
-        values, deviations = (given.like_given(part) for part in self._predict(features, numbers, return_std))
+        values, deviations = (
+            given.like_given(part) for part in self._predict(features, numbers, return_std)
+        )
         return (values, deviations) if return_std else values
 
     def score(
         self, X: Any, y: Any, task: Any = None, sample_weight: Any = None, *, unseen: str = "error"
-    ) -> float:  # fmt: skip
+    ) -> float:
         """The coefficient of determination R² of the predictions over all rows; arguments as in ``predict``."""
         from sklearn.metrics import r2_score
 
@@ -243,7 +292,9 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
         given, predicted = self._compared(X, y, task, unseen)
         known = np.array(given.y, dtype=np.float64)
         if known.size != predicted.size:
-            raise ValueError(f"y must have the shape {predicted.shape} of the predictions, got {known.shape}")
+            raise ValueError(
+                f"y must have the shape {predicted.shape} of the predictions, got {known.shape}"
+            )
         target = torch.from_numpy(known.reshape(predicted.shape))
         if target.ndim == 2:
             numbers = torch.arange(target.shape[1]).expand(target.shape)
@@ -296,7 +347,9 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
 
         check_is_fitted(self)
         if self._fitted != "marginal":
-            raise ValueError("summary needs inference='marginal': a point model has no standard errors")
+            raise ValueError(
+                "summary needs inference='marginal': a point model has no standard errors"
+            )
         default = [f"x{k}" for k in range(self.n_features_in_)]
         names = [str(name) for name in getattr(self, "feature_names_in_", default)]
         names += ["(intercept)"] if self.scaling_.intercept else []
@@ -310,12 +363,20 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
         slopes, constant = (part[0] for part in self.scaling_.to_user(self._prior.mean[None]))
         rows = self.scaling_.coefficient_rows()
         known, inside = self._spread.shared, rows @ self._frame
-        of_mean = ((rows @ known[0, :, 0, :]) * rows).sum(-1) if len(known) else torch.full((len(rows),), torch.nan)
+        of_mean = (
+            ((rows @ known[0, :, 0, :]) * rows).sum(-1)
+            if len(known)
+            else torch.full((len(rows),), torch.nan)
+        )
         between = ((inside @ self._prior.covariance) * inside).sum(-1)
-        return pl.DataFrame({
-            "feature": names, "mean": np.append(slopes, constant)[: len(names)],
-            "std_error": of_mean.clamp(min=0).sqrt().numpy(), "between_tasks": between.clamp(min=0).sqrt().numpy(),
-        })  # fmt: skip
+        return pl.DataFrame(
+            {
+                "feature": names,
+                "mean": np.append(slopes, constant)[: len(names)],
+                "std_error": of_mean.clamp(min=0).sqrt().numpy(),
+                "between_tasks": between.clamp(min=0).sqrt().numpy(),
+            }
+        )
 
     def _standard_errors(self, numbers: Array) -> Array:
         """Standard errors of coefficients and, last, intercepts of some tasks in the user's units."""
@@ -343,25 +404,35 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
 
     def _rows(self, X: Array, y: Array, labels: Array | None, weight: Array | None) -> Rows:
         """Rows in the model's features with task numbers; several outputs are one block of rows per output."""
-        Z, target = self.scaling_(X), torch.from_numpy(np.ascontiguousarray(y - self.scaling_.offset))
+        Z, target = (
+            self.scaling_(X),
+            torch.from_numpy(np.ascontiguousarray(y - self.scaling_.offset)),
+        )
         weights = None if weight is None else torch.from_numpy(weight)
         if not self._outputs:
             return Rows(Z, target.reshape(-1), self._numbers_of(labels, len(X)), weights)
         outputs = y.shape[1]
         repeated = None if weights is None else weights.repeat(outputs)
         return Rows(
-            Z.repeat(outputs, 1), target.mT.reshape(-1), torch.arange(outputs).repeat_interleave(len(X)), repeated
+            Z.repeat(outputs, 1),
+            target.mT.reshape(-1),
+            torch.arange(outputs).repeat_interleave(len(X)),
+            repeated,
         )
 
     def _add_rows(self, X: Any, y: Any, task: Any, sample_weight: Any) -> Tensor:
         """Add rows to a copy of the statistics; the numbers of the tasks that have them."""
         if self.statistics_ is None:
-            raise ValueError("this model was saved without its statistics and cannot learn from further rows")
+            raise ValueError(
+                "this model was saved without its statistics and cannot learn from further rows"
+            )
         X, y, labels, weight = self._read(X, y, task, sample_weight, reset=False, numeric=True)
         if labels is None and len(self._index) > 1 and not self._outputs:
             raise ValueError(f"task must be given: the model has {len(self._index)} tasks")
         if self._outputs and (labels is not None or y.shape[1:] != (len(self._index),)):
-            raise ValueError(f"y must have a column for each of the {len(self._index)} outputs, got shape {y.shape}")
+            raise ValueError(
+                f"y must have a column for each of the {len(self._index)} outputs, got shape {y.shape}"
+            )
         self._index = copy(self._index)
         if labels is not None:
             self._index.extend(labels, "task")
@@ -379,7 +450,9 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
             return
         if isinstance(self.ridge, str):
             split = validation.draw_seed(self.random_state, 0)
-            self.ridge_, self.ridge_errors_ = choose_ridge(rows, self.statistics_.all_tasks, rank=rank, seed=split)
+            self.ridge_, self.ridge_errors_ = choose_ridge(
+                rows, self.statistics_.all_tasks, rank=rank, seed=split
+            )
         else:
             self.ridge_ = float(self.ridge)
         self._learn_point(rank, callback)
@@ -387,13 +460,21 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
     def _learn_point(self, rank: int, callback: Callback | None) -> None:
         with self._progress(callback) as report:
             frame, weights, result = fit_point(
-                self.statistics_, rank=rank, ridge=self.ridge_, max_iter=int(self.max_iter), tol=float(self.tol),
+                self.statistics_,
+                rank=rank,
+                ridge=self.ridge_,
+                max_iter=int(self.max_iter),
+                tol=float(self.tol),
                 callback=report,
-            )  # fmt: skip
+            )
         self._keep(frame, self.statistics_.all_tasks.gather(weights), result)
 
     def _learn_marginal(self, rank: int, callback: Callback | None) -> None:
-        how: dict[str, Any] = {"noise": self.noise, "max_rounds": int(self.max_iter), "tol": float(self.tol)}
+        how: dict[str, Any] = {
+            "noise": self.noise,
+            "max_rounds": int(self.max_iter),
+            "tol": float(self.tol),
+        }
         with self._progress(callback) as report:
             fit = fit_marginal(self.statistics_, rank=rank, callback=report, **how)
             fit = continue_stalled(self.statistics_, fit, callback=report, **how)
@@ -405,14 +486,19 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
 
     def _set_marginal(self, prior: SubspacePrior, spread: TaskSpread) -> None:
         found, tasks = posterior(self.statistics_, prior), self.statistics_.all_tasks
-        per_task = {name: tasks.gather(getattr(spread, name)) for name in ("moments", "covariance", "reach", "noise")}
+        per_task = {
+            name: tasks.gather(getattr(spread, name))
+            for name in ("moments", "covariance", "reach", "noise")
+        }
         self._prior, self._frame = replace(prior, noise=tasks.gather(prior.noise)), prior.frame
         self._spread = replace(spread, **per_task)
         self._weights = prior.mean + tasks.gather(found.mean) @ prior.frame.mT
 
     def _extended_prior(self, changed: Tensor) -> SubspacePrior:
         """The prior with noise variances for all tasks of statistics that have grown."""
-        floor = noise_floor(self.statistics_)  # of targets that were all alike, the noise is no measure for more rows
+        floor = noise_floor(
+            self.statistics_
+        )  # of targets that were all alike, the noise is no measure for more rows
         prior = replace(self._prior, noise=self._prior.noise.clamp(min=floor))
         common = max(float(self._spread.common), floor)
         noise = extend_noise(self.statistics_, prior, self.noise, common=common, changed=changed)

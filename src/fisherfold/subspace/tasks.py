@@ -58,7 +58,13 @@ class TaskStatistics:
 
     @classmethod
     def from_rows(
-        cls, X: Tensor, y: Tensor, task: Tensor, *, n_tasks: int | None = None, sample_weight: Tensor | None = None
+        cls,
+        X: Tensor,
+        y: Tensor,
+        task: Tensor,
+        *,
+        n_tasks: int | None = None,
+        sample_weight: Tensor | None = None,
     ) -> TaskStatistics:
         """Statistics of a table of rows."""
         if len(X) == 0:
@@ -92,12 +98,18 @@ class TaskStatistics:
         """The tensors."""
         return self.gram, self.cross, self.power, self.sums, self.counts
 
-    def add(self, X: Tensor, y: Tensor, task: Tensor, *, sample_weight: Tensor | None = None) -> None:
+    def add(
+        self, X: Tensor, y: Tensor, task: Tensor, *, sample_weight: Tensor | None = None
+    ) -> None:
         """Add rows in place."""
         self._check_rows(X, y, task, sample_weight)
         if len(y) == 0:
             return
-        weight = torch.ones_like(y, dtype=torch.float64) if sample_weight is None else sample_weight.double()
+        weight = (
+            torch.ones_like(y, dtype=torch.float64)
+            if sample_weight is None
+            else sample_weight.double()
+        )
         order = torch.argsort(task, stable=True)
         X, y, weight = X[order].double(), y[order].double(), weight[order]
         sizes = torch.bincount(task, minlength=self.n_tasks)
@@ -120,12 +132,16 @@ class TaskStatistics:
             raise ValueError(f"X must have shape (rows, {self.n_features}), got {tuple(X.shape)}")
         for name, vector in (("y", y), ("task", task), ("sample_weight", sample_weight)):
             if vector is not None and vector.shape != X.shape[:1]:
-                raise ValueError(f"{name} must have one entry per row of X ({len(X)}), got shape {tuple(vector.shape)}")
+                raise ValueError(
+                    f"{name} must have one entry per row of X ({len(X)}), got shape {tuple(vector.shape)}"
+                )
         for name, values in (("X", X), ("y", y), ("sample_weight", sample_weight)):
             if values is not None and not bool(torch.isfinite(values).all()):
                 raise ValueError(f"{name} must be finite, got NaN or infinite entries")
         if sample_weight is not None and bool((sample_weight < 0).any()):
-            raise ValueError(f"sample_weight must not be negative, got {float(sample_weight.min())}")
+            raise ValueError(
+                f"sample_weight must not be negative, got {float(sample_weight.min())}"
+            )
         if len(task) and not (int(task.min()) >= 0 and int(task.max()) < self.n_tasks):
             raise ValueError(
                 f"task must lie between 0 and {self.n_tasks - 1}, got {int(task.min())} to {int(task.max())}"
@@ -134,7 +150,9 @@ class TaskStatistics:
     def extended(self, n_tasks: int) -> TaskStatistics:
         """A copy with empty tasks appended."""
         more = TaskStatistics.empty(n_tasks - self.n_tasks, self.n_features)
-        return TaskStatistics(*(torch.cat([old, new]) for old, new in zip(self.parts(), more.parts(), strict=True)))
+        return TaskStatistics(
+            *(torch.cat([old, new]) for old, new in zip(self.parts(), more.parts(), strict=True))
+        )
 
     def select(self, tasks: Tensor) -> TaskStatistics:
         """The statistics of some tasks."""
@@ -142,7 +160,9 @@ class TaskStatistics:
 
     def pooled(self) -> TaskStatistics:
         """All rows as one task, those of other processes included."""
-        return TaskStatistics(*(self.all_tasks.total(part.sum(0, keepdim=True)) for part in self.parts()))
+        return TaskStatistics(
+            *(self.all_tasks.total(part.sum(0, keepdim=True)) for part in self.parts())
+        )
 
     def cached(self) -> TaskStatistics:
         """The same statistics, sharing tensors, with the last two products of every kind cached."""
@@ -152,11 +172,15 @@ class TaskStatistics:
         """A_t V for vectors that all tasks share."""
         shape, flat = (self.n_tasks, *vectors.shape), self.gram.reshape(-1, self.n_features)
         # contiguous: the bits then follow from the values alone
-        return self._from_cache(f"times {vectors.ndim}", vectors, lambda: (flat @ vectors.contiguous()).reshape(shape))
+        return self._from_cache(
+            f"times {vectors.ndim}", vectors, lambda: (flat @ vectors.contiguous()).reshape(shape)
+        )
 
     def scaled_gram(self, noise: Tensor) -> Tensor:
         """Σ_t A_t/s_t² over the tasks of this process."""
-        return self._from_cache("scaled", noise, lambda: torch.einsum("t,tij->ij", 1 / noise, self.gram))
+        return self._from_cache(
+            "scaled", noise, lambda: torch.einsum("t,tij->ij", 1 / noise, self.gram)
+        )
 
     def _from_cache(self, kind: str, argument: Tensor, make: Callable[[], Tensor]) -> Tensor:
         if self.cache is None:
@@ -171,7 +195,11 @@ class TaskStatistics:
 
     def residual_power(self, weights: Tensor) -> Tensor:
         """‖X_t v_t - y_t‖² for a coefficient vector per task, or one for all."""
-        moved = self.times(weights) if weights.ndim == 1 else (self.gram @ weights[..., None]).squeeze(-1)
+        moved = (
+            self.times(weights)
+            if weights.ndim == 1
+            else (self.gram @ weights[..., None]).squeeze(-1)
+        )
         quadratic = (moved * weights).sum(-1)
         return (self.power - 2 * (self.cross * weights).sum(-1) + quadratic).clamp(min=0)
 
@@ -197,7 +225,9 @@ class TaskStatistics:
         """The same rows with targets of mean square 1, so that tolerances do not depend on the unit of y."""
         power, rows = self.all_tasks.add(self.power), self.n_rows
         unit = math.sqrt(power / rows) if power > 0 else 1.0
-        return replace(self, cross=self.cross / unit, power=self.power / unit**2, sums=self.sums / unit), unit
+        return replace(
+            self, cross=self.cross / unit, power=self.power / unit**2, sums=self.sums / unit
+        ), unit
 
 
 def check_whole(batch: Tensor | None) -> None:

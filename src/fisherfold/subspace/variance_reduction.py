@@ -31,7 +31,11 @@ class TaskGradient:
     """The gradient of one task before projection, as arrays."""
 
     def __init__(self, data: TaskStatistics, ridge: float, sizes: Tensor, regular: Tensor) -> None:
-        self.grams, self.crosses, self.sizes = as_array(data.gram), as_array(data.cross), as_array(sizes)
+        self.grams, self.crosses, self.sizes = (
+            as_array(data.gram),
+            as_array(data.cross),
+            as_array(sizes),
+        )
         self.ridge, self.regular, self.share = ridge, regular.tolist(), 1 / data.n_tasks
 
     def __call__(self, frame: Array, t: int) -> tuple[Array, Array]:
@@ -48,9 +52,15 @@ class TaskGradient:
 
 
 def fused_epoch(
-    gradient: TaskGradient, x: Tensor, tasks: list[int], *, step: float, corrections: Tensor, moments: Tensor,
+    gradient: TaskGradient,
+    x: Tensor,
+    tasks: list[int],
+    *,
+    step: float,
+    corrections: Tensor,
+    moments: Tensor,
     left_inverse: Tensor | None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Variance-reduced steps of one epoch."""
     rest, own, frame = as_array(corrections), as_array(moments), as_array(x)
     inverse = None if left_inverse is None else as_array(left_inverse)
@@ -68,7 +78,9 @@ def fused_epoch(
     return torch.from_numpy(frame)
 
 
-def fused_descent(gradient: TaskGradient, x: Tensor, tasks: list[int], step: Callable[[int], float]) -> Tensor:
+def fused_descent(
+    gradient: TaskGradient, x: Tensor, tasks: list[int], step: Callable[[int], float]
+) -> Tensor:
     """Plain stochastic gradient steps on single tasks."""
     frame = as_array(x)
     for k, t in enumerate(tasks):

@@ -30,7 +30,9 @@ def check_same_file(path: str | Path, group: Group) -> None:
     mine = ""
     with group.together():
         if str(path) == "-":
-            raise ValueError("standard input cannot be shared by several processes: name a file that all can read")
+            raise ValueError(
+                "standard input cannot be shared by several processes: name a file that all can read"
+            )
         if not Path(path).exists():
             raise FileNotFoundError(f"there is no file {path}")
         if group.size > 1:

@@ -22,7 +22,9 @@ KIND, VERSION = "fit-checkpoint", 1
 class FitCheckpoint:
     """The checkpoint file of one fit."""
 
-    def __init__(self, path: str | os.PathLike[str], identity: Mapping[str, Any], group: Group = ALONE) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], identity: Mapping[str, Any], group: Group = ALONE
+    ) -> None:
         self.path, self.group = Path(path), group
         self.identity = {name: str(value) for name, value in identity.items()}
         with group.together():
@@ -44,7 +46,9 @@ class FitCheckpoint:
         theirs = header.get("identity")
         if theirs != self.identity:
             theirs = theirs if isinstance(theirs, dict) else {}
-            names = sorted(k for k in {*theirs, *self.identity} if theirs.get(k) != self.identity.get(k))
+            names = sorted(
+                k for k in {*theirs, *self.identity} if theirs.get(k) != self.identity.get(k)
+            )
             raise ValueError(
                 f"checkpoint {self.path} belongs to another fit, it differs in {', '.join(names)}; "
                 "remove the file or name another one"

@@ -39,7 +39,7 @@ from fisherfold.files import (
     system_errors,
     temporary_beside,
     write_synced,
-)  # fmt: skip
+)
 from fisherfold.plain import finite
 
 MODEL, SUMMARY = "model.safetensors", "model.json"
@@ -55,7 +55,9 @@ def check_folder(path: str | os.PathLike[str], kind: str) -> None:
     """Check, before a fit, whether a model may be saved in a folder."""
     folder = Path(path)
     if folder.is_symlink():
-        raise FileExistsError(f"cannot save into {folder}: it is a symbolic link; name the folder itself")
+        raise FileExistsError(
+            f"cannot save into {folder}: it is a symbolic link; name the folder itself"
+        )
     if not folder.exists():
         return
     if Path.cwd().is_relative_to(os.path.realpath(folder)):
@@ -65,16 +67,24 @@ def check_folder(path: str | os.PathLike[str], kind: str) -> None:
     if not folder.is_dir():
         raise FileExistsError(f"cannot save into {folder}: it is a file, a folder is expected")
     names = set(os.listdir(folder))
-    others = sorted(names - {MODEL, SUMMARY}) or [name for name in names if (folder / name).is_symlink()]
+    others = sorted(names - {MODEL, SUMMARY}) or [
+        name for name in names if (folder / name).is_symlink()
+    ]
     if others:
         raise FileExistsError(
             f"cannot save into {folder}: it holds {others[0]}, which is not part of a model; name a new or empty folder"
         )
     held = kind_of(folder / MODEL) if MODEL in names else None
-    foreign = [name for name in sorted(names) if not held or (name == SUMMARY and not _is_summary(folder / name, held))]
+    foreign = [
+        name
+        for name in sorted(names)
+        if not held or (name == SUMMARY and not _is_summary(folder / name, held))
+    ]
     if names and (held != kind or foreign):
         what = f"{foreign[0]}, which fisherfold did not write" if foreign else f"a {held} model"
-        raise FileExistsError(f"cannot save into {folder}: it holds {what}; name another folder, or remove it")
+        raise FileExistsError(
+            f"cannot save into {folder}: it holds {what}; name another folder, or remove it"
+        )
 
 
 def _is_summary(path: Path, kind: str) -> bool:
@@ -85,7 +95,12 @@ def _is_summary(path: Path, kind: str) -> bool:
 
 
 def save_folder(
-    path: str | os.PathLike[str], kind: str, arrays: Mapping[str, Any], meta: Mapping[str, Any], *, version: int = 1
+    path: str | os.PathLike[str],
+    kind: str,
+    arrays: Mapping[str, Any],
+    meta: Mapping[str, Any],
+    *,
+    version: int = 1,
 ) -> None:
     """Write a model into a folder, completely or not at all."""
     check_folder(path, kind)
@@ -119,7 +134,10 @@ def _put_in_place(new: Path, folder: Path, kind: str) -> None:
             os.rename(new, folder)  # nothing there, or an empty folder
             return
         except OSError as error:
-            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.EACCES} or not folder.is_dir():
+            if (
+                error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.EACCES}
+                or not folder.is_dir()
+            ):
                 raise
         check_folder(folder, kind)
         shutil.copymode(folder, new)
@@ -128,7 +146,9 @@ def _put_in_place(new: Path, folder: Path, kind: str) -> None:
                 shutil.copymode(folder / name, new / name)
         if _exchange(new, folder):
             return
-        with contextlib.suppress(FileNotFoundError):  # file by file where the system has no exchange
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # file by file where the system has no exchange
             for name in (MODEL, SUMMARY):
                 os.replace(new / name, folder / name)
             return
@@ -159,7 +179,9 @@ def load_folder(
         except FileNotFoundError:
             # a writer may have put another folder here between two steps of the system
             if left == 0:
-                raise FileNotFoundError(f"there is no model in the folder {path}: it has no {MODEL}") from None
+                raise FileNotFoundError(
+                    f"there is no model in the folder {path}: it has no {MODEL}"
+                ) from None
             time.sleep(1e-3)
     with sound(file, kind):
         for name, tensor in arrays.items():
@@ -175,36 +197,59 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 def expect(
-    arrays: Mapping[str, Tensor], name: str, shape: tuple[int | None, ...] | None = None, *, integers: bool = False,
-    least: float | None = None, positive: bool = False,
-) -> Tensor:  # fmt: skip
+    arrays: Mapping[str, Tensor],
+    name: str,
+    shape: tuple[int | None, ...] | None = None,
+    *,
+    integers: bool = False,
+    least: float | None = None,
+    positive: bool = False,
+) -> Tensor:
     """Take one array of a model, of the shape, type and range that it must have."""
     if name not in arrays:
         raise ValueError(f"it has no {name}")
     tensor = arrays[name]
     if tensor.ndim == 0 or (shape is not None and not _fits(tensor.shape, shape)):
         raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, {shape} is expected")
-    if tensor.dtype not in ((torch.int32, torch.int64) if integers else (torch.float32, torch.float64)):
-        raise ValueError(f"{name} holds {tensor.dtype}, {'integers' if integers else 'float32 or float64'} expected")
+    if tensor.dtype not in (
+        (torch.int32, torch.int64) if integers else (torch.float32, torch.float64)
+    ):
+        raise ValueError(
+            f"{name} holds {tensor.dtype}, {'integers' if integers else 'float32 or float64'} expected"
+        )
     if not _is_finite(tensor) or (least is not None and bool((tensor < least).any())):
-        raise ValueError(f"{name} must be finite" + ("" if least is None else f" and at least {least:g}"))
+        raise ValueError(
+            f"{name} must be finite" + ("" if least is None else f" and at least {least:g}")
+        )
     if positive and not bool((tensor > 0).all()):
         raise ValueError(f"{name} must be positive")
     return tensor
 
 
 def _fits(found: tuple[int, ...], shape: tuple[int | None, ...]) -> bool:
-    return len(found) == len(shape) and all(b is None or a == b for a, b in zip(found, shape, strict=True))
+    return len(found) == len(shape) and all(
+        b is None or a == b for a, b in zip(found, shape, strict=True)
+    )
 
 
 def expect_number(
-    meta: Mapping[str, Any], name: str, *, least: float = -math.inf, most: float = math.inf, integer: bool = False
+    meta: Mapping[str, Any],
+    name: str,
+    *,
+    least: float = -math.inf,
+    most: float = math.inf,
+    integer: bool = False,
 ) -> Any:
     """Take one number of a model's ``meta``."""
     value = meta.get(name)
     kinds = (int,) if integer else (int, float)
     # before math.isfinite: an integer may be too large for a float
-    if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most or abs(value) > 1e300:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, kinds)
+        or not least <= value <= most
+        or abs(value) > 1e300
+    ):
         what = "an integer" if integer else "a finite number"
         raise ValueError(f"{name} is {str(value)[:40]!r}, {what} of at least {least:g} is expected")
     return value if integer else float(value)
@@ -220,7 +265,9 @@ def unpack_index(arrays: Mapping[str, Tensor], prefix: str, size: int) -> Any:
     from fisherfold.tables.ids import IdIndex
 
     start = f"{prefix}.ids."
-    index = IdIndex.from_arrays({n.removeprefix(start): a.numpy() for n, a in arrays.items() if n.startswith(start)})
+    index = IdIndex.from_arrays(
+        {n.removeprefix(start): a.numpy() for n, a in arrays.items() if n.startswith(start)}
+    )
     if len(index) != size:
         raise ValueError(f"{len(index)} ids of {size} {prefix}")
     return index

@@ -33,7 +33,9 @@ def names_of(X: Any) -> list[Any]:
     """Give the names of the columns of a data frame."""
     kind = frame_kind(X)
     if kind is None:
-        raise TypeError(f"a data frame of pandas, polars or pyarrow is expected, got {type(X).__name__}")
+        raise TypeError(
+            f"a data frame of pandas, polars or pyarrow is expected, got {type(X).__name__}"
+        )
     return list(X) if kind == "dict" else list(X.column_names if kind == "pyarrow" else X.columns)
 
 
@@ -43,14 +45,20 @@ def columns_of(X: Any) -> dict[Any, Array]:
     if twice := [name for k, name in enumerate(names) if name in names[:k]]:
         raise ValueError(f"the column {twice[0]!r} occurs twice in the data frame")
     columns = {name: as_array(X[name]) for name in names}
-    if len(sizes := {name: len(column) for name, column in columns.items()}) and len(set(sizes.values())) > 1:
+    if (
+        len(sizes := {name: len(column) for name, column in columns.items()})
+        and len(set(sizes.values())) > 1
+    ):
         raise ValueError(f"the columns must have one length, got {sizes}")
     return columns
 
 
 def make_frame(kind: str | None, columns: Mapping[str, Any]) -> Any:
     """Make a data frame of a given kind."""
-    plain = {name: values.tolist() if values.dtype == object else values for name, values in columns.items()}
+    plain = {
+        name: values.tolist() if values.dtype == object else values
+        for name, values in columns.items()
+    }
     if kind == "pandas":
         import pandas
 
@@ -86,11 +94,16 @@ def numbers(values: Any, name: str) -> npt.NDArray[np.float64]:
         raise ValueError(f"Complex data not supported: {name} must be real numbers")
     if array.dtype.kind not in "OUS":
         raise ValueError(f"{name} must hold numbers, got dtype {array.dtype}")
-    return np.array([_number(value, position, name) for position, value in enumerate(array.tolist())], dtype=np.float64)
+    return np.array(
+        [_number(value, position, name) for position, value in enumerate(array.tolist())],
+        dtype=np.float64,
+    )
 
 
 def _number(value: Any, position: int, name: str) -> float:
     try:
         return np.nan if is_missing(value) else float(value)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{name} must hold numbers, got {value!r} at position {position}") from None
+        raise ValueError(
+            f"{name} must hold numbers, got {value!r} at position {position}"
+        ) from None

@@ -30,7 +30,9 @@ def as_ids(values: Any, name: str = "row") -> Ids:
     if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__iter__"):
         raise TypeError(f"{name} ids must be a sequence, got {values!r} ({type(values).__name__})")
     if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
-        raise ValueError(f"{name} id at position {int(np.flatnonzero(np.ma.getmaskarray(values))[0])} is missing")
+        raise ValueError(
+            f"{name} id at position {int(np.flatnonzero(np.ma.getmaskarray(values))[0])} is missing"
+        )
     array = as_array(values)
     if array.ndim != 1:
         raise ValueError(f"{name} ids must have one dimension, got shape {array.shape}")
@@ -50,7 +52,11 @@ def as_ids(values: Any, name: str = "row") -> Ids:
     if kinds == {str}:
         return objects(found)
     texts = [_text(value, k, name) for k, value in enumerate(found)]
-    return objects(texts) if any(issubclass(kind, str) for kind in kinds) else as_ids(list(map(int, texts)), name)
+    return (
+        objects(texts)
+        if any(issubclass(kind, str) for kind in kinds)
+        else as_ids(list(map(int, texts)), name)
+    )
 
 
 def as_array(column: Any) -> npt.NDArray[Any]:
@@ -86,7 +92,9 @@ def _text(value: Any, position: int, name: str) -> str:
         return value
     if is_missing(value):
         raise ValueError(f"{name} id at position {position} is missing (got {value!r})")
-    if isinstance(value, int) or (isinstance(value, float) and value.is_integer() and abs(value) < _EXACT):
+    if isinstance(value, int) or (
+        isinstance(value, float) and value.is_integer() and abs(value) < _EXACT
+    ):
         return str(int(value))
     raise TypeError(
         f"{name} ids must be integers or text, got {value!r} ({type(value).__name__}) at position {position}; "
@@ -126,7 +134,9 @@ class IdIndex:
 
     def __copy__(self) -> IdIndex:
         index = IdIndex()
-        vars(index).update(vars(self) | {"_known": None if self._known is None else dict(self._known)})
+        vars(index).update(
+            vars(self) | {"_known": None if self._known is None else dict(self._known)}
+        )
         return index
 
     @property
@@ -140,7 +150,9 @@ class IdIndex:
         if self._known is not None:
             known = self._known
             texts = ids.tolist() if ids.dtype == object else map(str, ids.tolist())
-            return np.fromiter((known.get(text, -1) for text in texts), dtype=np.int64, count=len(ids))
+            return np.fromiter(
+                (known.get(text, -1) for text in texts), dtype=np.int64, count=len(ids)
+            )
         if ids.dtype == object:
             numbers = np.array([_integer(text) for text in ids.tolist()], dtype=np.int64)
             return np.where(numbers == _NO_INTEGER, -1, self._lookup(numbers))
@@ -168,16 +180,29 @@ class IdIndex:
     def from_arrays(cls, arrays: Mapping[str, Any]) -> IdIndex:
         """Make the index again that ``to_arrays`` was called on."""
         found = {name: np.asarray(values) for name, values in arrays.items()}
-        if set(found) == {"integers"} and found["integers"].dtype == np.int64 and found["integers"].ndim == 1:
+        if (
+            set(found) == {"integers"}
+            and found["integers"].dtype == np.int64
+            and found["integers"].ndim == 1
+        ):
             return cls.restore(found["integers"])
-        if set(found) != {"text", "ends"} or found["text"].dtype != np.uint8 or found["ends"].dtype != np.int64:
-            raise ValueError(f"ids must be the int64 array integers, or text and ends, got {', '.join(sorted(found))}")
+        if (
+            set(found) != {"text", "ends"}
+            or found["text"].dtype != np.uint8
+            or found["ends"].dtype != np.int64
+        ):
+            raise ValueError(
+                f"ids must be the int64 array integers, or text and ends, got {', '.join(sorted(found))}"
+            )
         block, ends = found["text"].tobytes(), found["ends"].reshape(-1)
         sizes = np.diff(ends, prepend=0)
         if (sizes < 0).any() or (int(ends[-1]) if len(ends) else 0) != len(block):
             raise ValueError("the ends of its ids do not fit their text")
         starts = (ends - sizes).tolist()
-        texts = [block[a:b].decode("utf-8", "surrogatepass") for a, b in zip(starts, ends.tolist(), strict=True)]
+        texts = [
+            block[a:b].decode("utf-8", "surrogatepass")
+            for a, b in zip(starts, ends.tolist(), strict=True)
+        ]
         return cls.restore(objects(texts))
 
     @classmethod

@@ -42,9 +42,13 @@ class Table:
 
     frame: pl.DataFrame  # its good lines; columns of text, or as a Parquet file has them
     path: str  # where it comes from, for messages
-    header: list[str] | None  # the names in its first line or of the Parquet file; None if the first line was data
+    header: (
+        list[str] | None
+    )  # the names in its first line or of the Parquet file; None if the first line was data
     n_lines: int  # how many lines there are below the header, those rejected included
-    rejected: dict[str, int] = field(default_factory=dict)  # how many of them were rejected, by reason
+    rejected: dict[str, int] = field(
+        default_factory=dict
+    )  # how many of them were rejected, by reason
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,9 @@ class RatingTable:
     columns: Ids  # column ids
     values: npt.NDArray[np.float64]  # finite values; 1 where there are none
     has_values: bool  # whether there are
-    times: npt.NDArray[np.float64] | None  # when, if a column of times was asked for: numbers, finite
+    times: (
+        npt.NDArray[np.float64] | None
+    )  # when, if a column of times was asked for: numbers, finite
     names: list[str]  # the names of the columns that were read
     header: list[str] | None  # the names in the first line; None if it was data
     n_lines: int  # how many lines there are, those rejected included
@@ -64,14 +70,22 @@ class RatingTable:
 
 
 def read_table(
-    path: str | Path, *, separator: str | None = None, header: bool | None = None, encoding: str | None = None,
-    max_bytes: int = SIZE_LIMIT, part: tuple[int, int] = (0, 1), skip_bad_lines: bool = True,
-) -> Table:  # fmt: skip
+    path: str | Path,
+    *,
+    separator: str | None = None,
+    header: bool | None = None,
+    encoding: str | None = None,
+    max_bytes: int = SIZE_LIMIT,
+    part: tuple[int, int] = (0, 1),
+    skip_bad_lines: bool = True,
+) -> Table:
     """Read a table with all its columns, or one part of its lines of so many."""
     name = "standard input" if str(path) == "-" else str(path)
     content, is_parquet = _content(path, name, max_bytes)
     if content is None or is_parquet:
-        table = _read_parquet(path if content is None else io.BytesIO(content), name, max_bytes, part)
+        table = _read_parquet(
+            path if content is None else io.BytesIO(content), name, max_bytes, part
+        )
     else:
         table = _read_text(content, name, separator, header, encoding, part)
     if table.n_lines == 0 and part[0] == 0:
@@ -81,10 +95,17 @@ def read_table(
 
 
 def read_ratings(
-    path: str | Path, *, columns: Sequence[str] | None = None, known: Sequence[str] = (), time: str | None = None,
-    implicit: bool = False, decimal: str = ".", skip_bad_lines: bool = False, part: tuple[int, int] = (0, 1),
+    path: str | Path,
+    *,
+    columns: Sequence[str] | None = None,
+    known: Sequence[str] = (),
+    time: str | None = None,
+    implicit: bool = False,
+    decimal: str = ".",
+    skip_bad_lines: bool = False,
+    part: tuple[int, int] = (0, 1),
     **how: Any,
-) -> RatingTable:  # fmt: skip
+) -> RatingTable:
     """Read lines of row id, column id and value.
 
     ``columns`` are these three, by name or position; ``known`` are their names in a table before this one, which count
@@ -94,7 +115,9 @@ def read_ratings(
     table = read_table(path, part=part, **how)
     names = choose(table, columns, ENTRIES, known=known, optional=implicit)
     row, column = (_id_column(table.frame[name], table.path) for name in names[:2])
-    others = {name: (numbers(table.frame[name], decimal, table.path), "value") for name in names[2:]}
+    others = {
+        name: (numbers(table.frame[name], decimal, table.path), "value") for name in names[2:]
+    }
     if time is not None:
         (name,) = find_columns(table, [time])
         others[name] = seconds(table.frame[name]), "time"
@@ -118,10 +141,17 @@ def read_ratings(
         raise ValueError(f"{table.path} has no ratings: {_reasons(rejected)}")
     kept = {what: parsed.filter(good).to_numpy(writable=True) for parsed, what in others.values()}
     return RatingTable(
-        _id_array(row.filter(good)), _id_array(column.filter(good)), kept.get("value", np.ones(int(good.sum()))),
-        "value" in kept, kept.get("time"), names, table.header, table.n_lines, rejected,
+        _id_array(row.filter(good)),
+        _id_array(column.filter(good)),
+        kept.get("value", np.ones(int(good.sum()))),
+        "value" in kept,
+        kept.get("time"),
+        names,
+        table.header,
+        table.n_lines,
+        rejected,
         [n for n in table.frame.columns if n not in names],
-    )  # fmt: skip
+    )
 
 
 def read_pairs(
@@ -130,15 +160,23 @@ def read_pairs(
     """Read a table, and row id and column id in each of its lines."""
     table = read_table(path, **how)
     if table.rejected:
-        raise ValueError(f"{table.path}: {_reasons(table.rejected)}; every line must be a pair of ids")
-    row, column = (ids(table.frame[name], table.path) for name in choose(table, columns, PAIRS, known=known))
+        raise ValueError(
+            f"{table.path}: {_reasons(table.rejected)}; every line must be a pair of ids"
+        )
+    row, column = (
+        ids(table.frame[name], table.path) for name in choose(table, columns, PAIRS, known=known)
+    )
     return table, row, column
 
 
 def choose(
-    table: Table, columns: Sequence[str] | None, roles: Sequence[str], *, known: Sequence[str] = (),
+    table: Table,
+    columns: Sequence[str] | None,
+    roles: Sequence[str],
+    *,
+    known: Sequence[str] = (),
     optional: bool = False,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Find the columns of ids and values: by name or position, by known or usual names, or the first ones."""
     names, least = table.frame.columns, 2 if optional else len(roles)
     if columns is not None:
@@ -158,15 +196,19 @@ def choose(
             raise ValueError(f"{table.path}: {error}; name them, as in --columns {way}") from None
     if not least <= len(chosen) <= len(roles) or len(set(chosen)) < len(chosen):
         wanted = ", ".join(("row id", "column id", "value")[:least])
-        raise ValueError(f"{table.path}: {least} different columns are needed ({wanted}), got {_few(chosen)}")
+        raise ValueError(
+            f"{table.path}: {least} different columns are needed ({wanted}), got {_few(chosen)}"
+        )
     return chosen
 
 
 def find_columns(table: Table, columns: Sequence[str]) -> list[str]:
     """Give the names of columns that were named, or numbered from 1."""
     names = table.frame.columns
-    found = [names[int(c) - 1] if c not in names and c.isdecimal() and 0 < int(c) <= len(names) else c
-             for c in map(str.strip, columns)]  # fmt: skip
+    found = [
+        names[int(c) - 1] if c not in names and c.isdecimal() and 0 < int(c) <= len(names) else c
+        for c in map(str.strip, columns)
+    ]
     if absent := [name for name in found if name not in names]:
         raise ValueError(f"{table.path} has no column {absent[0]!r}; its columns are {_few(names)}")
     return found
@@ -216,9 +258,14 @@ def _id_column(column: pl.Series, path: str) -> pl.Series:
         return column.str.strip_chars()
     if column.dtype.is_integer() or column.dtype in (pl.Boolean, pl.Null):
         return column.cast(pl.Int64)
-    if column.dtype.is_float() and not ((whole := column.cast(pl.Int64, strict=False)) != column).any():
+    if (
+        column.dtype.is_float()
+        and not ((whole := column.cast(pl.Int64, strict=False)) != column).any()
+    ):
         return whole
-    raise ValueError(f"{path}: column {column.name!r} holds {column.dtype}; ids must be integers or text")
+    raise ValueError(
+        f"{path}: column {column.name!r} holds {column.dtype}; ids must be integers or text"
+    )
 
 
 def _id_array(column: pl.Series) -> Ids:
@@ -232,24 +279,34 @@ def _id_array(column: pl.Series) -> Ids:
 
 def _is_missing(column: pl.Series) -> pl.Series:
     empty = column.is_null()
-    return empty | (column.str.strip_chars() == "").fill_null(False) if column.dtype == pl.String else empty
+    return (
+        empty | (column.str.strip_chars() == "").fill_null(False)
+        if column.dtype == pl.String
+        else empty
+    )
 
 
 def parquet_files(path: str | Path) -> list[Path]:
     """The part files of a folder, as Spark and others write them."""
-    return sorted(found for found in Path(path).rglob("*.parquet") if not found.name.startswith((".", "_")))
+    return sorted(
+        found for found in Path(path).rglob("*.parquet") if not found.name.startswith((".", "_"))
+    )
 
 
 def _content(path: str | Path, name: str, max_bytes: int) -> tuple[bytes | None, bool]:
     """The unpacked bytes of a file, and whether it is Parquet; that of a file on the disk is not read here."""
     if str(path) == "-":
         if sys.stdin.isatty():
-            raise ValueError("- reads a table from standard input, which is a terminal: pipe a file into it")
+            raise ValueError(
+                "- reads a table from standard input, which is a terminal: pipe a file into it"
+            )
         content = sys.stdin.buffer.read()
     else:
         if Path(path).is_dir():
             if not parquet_files(path):
-                raise IsADirectoryError(f"{name} is a folder without Parquet files, a table is expected")
+                raise IsADirectoryError(
+                    f"{name} is a folder without Parquet files, a table is expected"
+                )
             return None, True
         if not Path(path).exists():
             raise FileNotFoundError(f"there is no file {name}")
@@ -265,12 +322,19 @@ def _content(path: str | Path, name: str, max_bytes: int) -> tuple[bytes | None,
         except (OSError, EOFError, zlib.error) as error:
             raise ValueError(f"{name} is a damaged gzip file: {error}") from None
         if len(content) > max_bytes:
-            raise ValueError(f"{name} takes more than {max_bytes:,} bytes unpacked; --unpack-limit raises the limit")
+            raise ValueError(
+                f"{name} takes more than {max_bytes:,} bytes unpacked; --unpack-limit raises the limit"
+            )
     return content, content[:4] == b"PAR1"
 
 
 def _read_text(
-    content: bytes, name: str, separator: str | None, header: bool | None, encoding: str | None, part: tuple[int, int]
+    content: bytes,
+    name: str,
+    separator: str | None,
+    header: bool | None,
+    encoding: str | None,
+    part: tuple[int, int],
 ) -> Table:
     if encoding is None and content[:2] in (b"\xff\xfe", b"\xfe\xff"):
         encoding = "utf-16"
@@ -291,13 +355,21 @@ def _read_text(
     if mark == "::":
         if _UNIT in content:
             raise ValueError(f"{name} has the separator :: and the control character 0x1F")
-        content, line, mark = content.replace(b"::", _UNIT), line.replace(b"::", _UNIT), _UNIT.decode()
+        content, line, mark = (
+            content.replace(b"::", _UNIT),
+            line.replace(b"::", _UNIT),
+            _UNIT.decode(),
+        )
         first = line.decode()
     if len(mark.encode()) != 1:
         raise ValueError(f"--separator must be one character or ::, got {mark!r}")
     quote = None if mark == _UNIT.decode() else '"'
     try:
-        fields = next(csv.reader([first.replace("\r", " ")], delimiter=mark)) if quote else first.split(mark)
+        fields = (
+            next(csv.reader([first.replace("\r", " ")], delimiter=mark))
+            if quote
+            else first.split(mark)
+        )
     except csv.Error as error:
         raise ValueError(f"{name}: the first line cannot be read: {error}") from None
     fields = [text.strip() for text in fields]
@@ -308,9 +380,15 @@ def _read_text(
     # the first bytes of a file are never taken for a packed one
     n = len(fields)
     ours = mark.join(f"c{k}" for k in range(n + 1)).encode() + b"\n"
-    options: dict[str, Any] = {"separator": mark, "infer_schema": False, "truncate_ragged_lines": True}
+    options: dict[str, Any] = {
+        "separator": mark,
+        "infer_schema": False,
+        "truncate_ragged_lines": True,
+    }
     frame = _csv(ours + body, name, quote, options)
-    if broken := frame is None:  # a quote that is never closed: read quotes as text, and reject the lines that have any
+    if (
+        broken := frame is None
+    ):  # a quote that is never closed: read quotes as text, and reject the lines that have any
         frame = _csv(ours + body, name, None, options)
     if frame is None:
         raise ValueError(f"{name} cannot be read as text with the separator {mark!r}")
@@ -321,13 +399,17 @@ def _read_text(
     rejected = {"too many fields": count} if (count := int(surplus.sum())) else {}
     frame = frame.filter(~surplus).drop(f"c{n}")
     if broken:
-        quoted = frame.select(pl.any_horizontal(pl.all().str.contains('"', literal=True).fill_null(False))).to_series()
+        quoted = frame.select(
+            pl.any_horizontal(pl.all().str.contains('"', literal=True).fill_null(False))
+        ).to_series()
         rejected, frame = rejected | {"malformed quotes": int(quoted.sum())}, frame.filter(~quoted)
     frame.columns = _names(fields) if header else [f"column_{k + 1}" for k in range(n)]
     return Table(frame, name, fields if header else None, n_lines, rejected)
 
 
-def _csv(content: bytes, name: str, quote: str | None, options: dict[str, Any]) -> pl.DataFrame | None:
+def _csv(
+    content: bytes, name: str, quote: str | None, options: dict[str, Any]
+) -> pl.DataFrame | None:
     """The columns of a text; None if its quotes are malformed."""
     try:
         return pl.read_csv(io.BytesIO(content), quote_char=quote, **options)
@@ -344,11 +426,21 @@ def _read_parquet(source: Any, name: str, max_bytes: int, part: tuple[int, int])
         names = lazy.collect_schema().names()
         count = int(lazy.select(pl.len()).collect().item())
         if count * max(len(names), 1) * 8 > max_bytes:
-            raise ValueError(f"it takes more than {max_bytes:,} bytes unpacked; --unpack-limit raises the limit")
+            raise ValueError(
+                f"it takes more than {max_bytes:,} bytes unpacked; --unpack-limit raises the limit"
+            )
         start, end = _ends(count, part)
         frame = lazy.slice(start, end - start).collect()
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError, OverflowError) as error:
-        raise ValueError(f"{name} cannot be read as Parquet: {' '.join(str(error).split())[:200]}") from None
+    except (
+        pl.exceptions.PolarsError,
+        pl.exceptions.PanicException,
+        OSError,
+        ValueError,
+        OverflowError,
+    ) as error:
+        raise ValueError(
+            f"{name} cannot be read as Parquet: {' '.join(str(error).split())[:200]}"
+        ) from None
     return Table(frame, name, names, frame.height)
 
 
@@ -358,12 +450,19 @@ def _ends(count: int, part: tuple[int, int]) -> tuple[int, int]:
 
 def _names(fields: list[str]) -> list[str]:
     """Names of columns: one without a name is named by its place, the second of a name gets a number."""
-    names, seen = [text or f"column_{place}" for place, text in enumerate(fields, start=1)], Counter[str]()
+    names, seen = (
+        [text or f"column_{place}" for place, text in enumerate(fields, start=1)],
+        Counter[str](),
+    )
     for place, text in enumerate(names):
         seen[text] += 1
         if seen[text] > 1:
             names[place] = f"{text}_{seen[text]}"
-    return names if len(set(names)) == len(names) else [f"{text}_{k}" for k, text in enumerate(names, start=1)]
+    return (
+        names
+        if len(set(names)) == len(names)
+        else [f"{text}_{k}" for k, text in enumerate(names, start=1)]
+    )
 
 
 def _is_number(text: str) -> bool:

@@ -25,7 +25,9 @@ _ROLE_OF |= {f"{name}id": role for role in PAIRS for name in _USUAL[role].split(
 _CALLED = {"row": "row id", "column": "column id", "value": "value"}
 
 
-def usual_columns(names: Sequence[Any], roles: Sequence[str] = ENTRIES, *, optional: bool = False) -> list[Any]:
+def usual_columns(
+    names: Sequence[Any], roles: Sequence[str] = ENTRIES, *, optional: bool = False
+) -> list[Any]:
     """Find the columns of some roles by their usual names; with ``optional``, of ids alone where there are no values.
 
     Raises LookupError if a role has no column or several; its text lacks what to do.
@@ -46,7 +48,11 @@ def usual_columns(names: Sequence[Any], roles: Sequence[str] = ENTRIES, *, optio
         roles = PAIRS
     missing = [_CALLED[role] for role in roles if not found[role]]
     if missing:
-        wanted = f"are {', '.join(missing[:-1])} and {missing[-1]}" if len(missing) > 1 else f"is the {missing[0]}"
+        wanted = (
+            f"are {', '.join(missing[:-1])} and {missing[-1]}"
+            if len(missing) > 1
+            else f"is the {missing[0]}"
+        )
         raise LookupError(f"cannot tell which of the columns {_few(names)} {wanted}")
     for role in roles:
         if len(found[role]) > 1:
@@ -57,7 +63,11 @@ def usual_columns(names: Sequence[Any], roles: Sequence[str] = ENTRIES, *, optio
 
 def _role_of(name: Any) -> str:
     plain = re.sub(r"[\W\d_]", "", str(name).lower())
-    return "time" if "time" in plain or "date" in plain else _ROLE_OF.get(plain, "" if plain else "index")
+    return (
+        "time"
+        if "time" in plain or "date" in plain
+        else _ROLE_OF.get(plain, "" if plain else "index")
+    )
 
 
 def may_hold_row_ids(name: Any) -> bool:
@@ -65,10 +75,14 @@ def may_hold_row_ids(name: Any) -> bool:
     return not re.fullmatch(r"\d*", str(name)) and _role_of(name) in ("row", "index")
 
 
-def named_columns(names: Sequence[Any], columns: Any, roles: Sequence[str] = ENTRIES, least: int = 3) -> list[Any]:
+def named_columns(
+    names: Sequence[Any], columns: Any, roles: Sequence[str] = ENTRIES, least: int = 3
+) -> list[Any]:
     """Check the names of columns that were given for some roles, of which at least so many must be named."""
     if isinstance(columns, str) or not min(least, len(roles)) <= len(columns) <= len(roles):
-        raise ValueError(f"columns must name {len(roles)} columns ({', '.join(roles)}), got {columns!r}")
+        raise ValueError(
+            f"columns must name {len(roles)} columns ({', '.join(roles)}), got {columns!r}"
+        )
     if missing := [name for name in columns if name not in names]:
         raise ValueError(f"there is no column {missing[0]!r}; the data frame has {_few(names)}")
     return list(columns)

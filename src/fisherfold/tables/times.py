@@ -24,5 +24,10 @@ def seconds(column: pl.Series) -> pl.Series:
         text = pl.select(pl.when(dates).then(column)).to_series()
         column = text.str.to_datetime(time_unit="us", strict=False, time_zone="UTC")
     if column.dtype.is_temporal():
-        return column.cast(pl.Datetime("us", getattr(column.dtype, "time_zone", None))).dt.timestamp("us") / 1e6
+        return (
+            column.cast(pl.Datetime("us", getattr(column.dtype, "time_zone", None))).dt.timestamp(
+                "us"
+            )
+            / 1e6
+        )
     return column.cast(pl.Float64)

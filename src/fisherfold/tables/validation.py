@@ -40,17 +40,23 @@ def check_parameters(parameters: Mapping[str, Any], checks: Mapping[str, Check])
         ValueError: rank must be a whole number of at least 1, got 0
     """
     if unknown := [name for name in parameters if name not in checks]:
-        raise ValueError(f"there is no parameter {unknown[0]!r}; the parameters are {', '.join(checks)}")
+        raise ValueError(
+            f"there is no parameter {unknown[0]!r}; the parameters are {', '.join(checks)}"
+        )
     return {name: checks[name](name, value) for name, value in parameters.items()}
 
 
 def plain(value: Any) -> Any:
     """Convert a NumPy or torch scalar to Python."""
-    scalar = isinstance(value, np.generic) or (isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim == 0)
+    scalar = isinstance(value, np.generic) or (
+        isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim == 0
+    )
     return value.item() if scalar else value
 
 
-def _rule(good: Callable[[Any], bool], expected: str, convert: Callable[[Any], Any] = lambda found: found) -> Check:
+def _rule(
+    good: Callable[[Any], bool], expected: str, convert: Callable[[Any], Any] = lambda found: found
+) -> Check:
     """A check for values of which a condition holds."""
 
     def check(name: str, value: Any) -> Any:
@@ -62,12 +68,16 @@ def _rule(good: Callable[[Any], bool], expected: str, convert: Callable[[Any], A
 
 
 def _whole(value: Any, least: int, most: int) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= most
+    return (
+        isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= most
+    )
 
 
 def integer(least: int) -> Check:
     """Check for an integer of at least a bound."""
-    return _rule(lambda found: _whole(found, least, 2**53), f"a whole number of at least {least}", int)
+    return _rule(
+        lambda found: _whole(found, least, 2**53), f"a whole number of at least {least}", int
+    )
 
 
 def number(least: float = 0.0, most: float = LARGEST_NUMBER, *, above: bool = False) -> Check:
@@ -87,7 +97,11 @@ def number(least: float = 0.0, most: float = LARGEST_NUMBER, *, above: bool = Fa
 
 def choice(*allowed: str) -> Check:
     """Check for one of some words."""
-    return _rule(lambda found: isinstance(found, str) and found in allowed, f"one of {', '.join(allowed)}", str)
+    return _rule(
+        lambda found: isinstance(found, str) and found in allowed,
+        f"one of {', '.join(allowed)}",
+        str,
+    )
 
 
 def flag() -> Check:
@@ -97,7 +111,9 @@ def flag() -> Check:
 
 def verbosity() -> Check:
     """Check for the parameter ``verbose``: True, False or an integer of at least 0."""
-    return lambda name, value: bool(value if isinstance(plain(value), bool) else integer(0)(name, value))
+    return lambda name, value: bool(
+        value if isinstance(plain(value), bool) else integer(0)(name, value)
+    )
 
 
 def optional(check: Check) -> Check:
@@ -107,14 +123,20 @@ def optional(check: Check) -> Check:
 
 def auto_or(check: Check) -> Check:
     """Allow ``auto`` besides what a check allows."""
-    return lambda name, value: value if isinstance(value, str) and value == "auto" else check(name, value)
+    return lambda name, value: (
+        value if isinstance(value, str) and value == "auto" else check(name, value)
+    )
 
 
 def each(check: Check) -> Check:
     """Check every entry of a sequence that is not empty."""
 
     def check_all(name: str, values: Any) -> list[Any]:
-        if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable) or not (found := list(values)):
+        if (
+            isinstance(values, (str, bytes, Mapping))
+            or not isinstance(values, Iterable)
+            or not (found := list(values))
+        ):
             raise ValueError(f"{name} must be a sequence of at least one value, got {values!r}")
         return [check(f"each of {name}", value) for value in found]
 
@@ -147,7 +169,11 @@ def torch_dtype() -> Check:
     """Check for ``dtype``: float32 or float64, by name or as a dtype of torch or NumPy."""
 
     def check(name: str, value: Any) -> torch.dtype:
-        named = value.__name__ if isinstance(value, type) and issubclass(value, np.generic) else str(value)
+        named = (
+            value.__name__
+            if isinstance(value, type) and issubclass(value, np.generic)
+            else str(value)
+        )
         if named.removeprefix("torch.") not in DTYPES:
             raise ValueError(f"{name} must be one of {', '.join(DTYPES)}, got {value!r}")
         return DTYPES[named.removeprefix("torch.")]
@@ -160,12 +186,16 @@ def torch_device() -> Check:
 
     def check(name: str, value: Any) -> torch.device:
         if value is not None and not isinstance(value, (str, torch.device)):
-            raise ValueError(f"{name} must be None, a name such as cpu or cuda, or a torch.device, got {value!r}")
+            raise ValueError(
+                f"{name} must be None, a name such as cpu or cuda, or a torch.device, got {value!r}"
+            )
         try:
             device = torch.device("cpu" if value is None else value)
             torch.zeros(1, device=device).tolist()
         except Exception as error:  # torch raises RuntimeError, AssertionError, NotImplementedError, by kind of device
-            raise ValueError(f"{name} {str(value)!r} cannot be used here: {str(error).splitlines()[0]}") from None
+            raise ValueError(
+                f"{name} {str(value)!r} cannot be used here: {str(error).splitlines()[0]}"
+            ) from None
         return device
 
     return check
@@ -175,8 +205,9 @@ def jobs() -> Check:
     """Check for ``n_jobs``: None, -1 or a number of threads."""
     return _rule(
         lambda found: found is None or _whole(found, -1, -1) or _whole(found, 1, 1024),
-        "None, -1 or an integer from 1 to 1024", lambda found: None if found is None else int(found),
-    )  # fmt: skip
+        "None, -1 or an integer from 1 to 1024",
+        lambda found: None if found is None else int(found),
+    )
 
 
 def storable(value: Any) -> Any:

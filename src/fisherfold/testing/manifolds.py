@@ -73,7 +73,9 @@ def check_manifold(
             before = copy.deepcopy(case.arguments)
             for check in properties(case):
                 check(case)
-            case.equal("operations leave their arguments as they are", case.arguments, before, bound=0.0)
+            case.equal(
+                "operations leave their arguments as they are", case.arguments, before, bound=0.0
+            )
             report += case.report
             if batch:
                 report += _one_by_one(case)
@@ -84,7 +86,9 @@ def check_manifold(
     failed = [verdict for verdict in report if not verdict]
     if failed:
         lines = "\n".join(f"  {verdict}" for verdict in failed)
-        raise AssertionError(f"{manifold!r} fails {len(failed)} of {len(report)} properties:\n{lines}")
+        raise AssertionError(
+            f"{manifold!r} fails {len(failed)} of {len(report)} properties:\n{lines}"
+        )
     return report
 
 
@@ -109,8 +113,13 @@ def _orders(case: Case) -> list[Verdict]:
     for method in case.manifold.retractions:
         report.append(check_retraction(case.manifold, case.x, case.v, method=method))
         if case.manifold.ambient_metric and case.has("exp") and case.has("dist"):
-            report.append(check_retraction(case.manifold, case.x, case.v, method=method, against="exp"))
-    return [Verdict(f"{r.name} [{case.label}]", r.measured, r.expected, r.passed, r.message) for r in report]
+            report.append(
+                check_retraction(case.manifold, case.x, case.v, method=method, against="exp")
+            )
+    return [
+        Verdict(f"{r.name} [{case.label}]", r.measured, r.expected, r.passed, r.message)
+        for r in report
+    ]
 
 
 def _one_by_one(case: Case) -> list[Verdict]:
@@ -123,9 +132,15 @@ def _one_by_one(case: Case) -> list[Verdict]:
         "riemannian_hessian": (manifold.riemannian_hessian, (case.x, case.a, case.b, case.v)),
     }
     for method in manifold.retractions:
-        operations[f"retract {method!r}"] = (partial(manifold.retract, method=method), (case.x, case.v))
+        operations[f"retract {method!r}"] = (
+            partial(manifold.retract, method=method),
+            (case.x, case.v),
+        )
     for method in manifold.transports:
-        operations[f"transport {method!r}"] = (partial(manifold.transport, method=method), (case.x, case.y, case.v))
+        operations[f"transport {method!r}"] = (
+            partial(manifold.transport, method=method),
+            (case.x, case.y, case.v),
+        )
     for name in filter(case.has, ("exp", "log", "dist")):
         operations[name] = (getattr(manifold, name), (case.x, case.v if name == "exp" else case.y))
     report = []
@@ -135,7 +150,9 @@ def _one_by_one(case: Case) -> list[Verdict]:
         for entry in (tuple(0 for _ in case.batch), tuple(size - 1 for size in case.batch)):
             alone = operation(*(_pick(argument, entry) for argument in arguments))
             worst = max(worst, tree_gap(_pick(whole, entry), alone))
-        report.append(at_most(f"{name} of a batch is one by one [{case.label}]", worst, case.tolerance))
+        report.append(
+            at_most(f"{name} of a batch is one by one [{case.label}]", worst, case.tolerance)
+        )
     return report
 
 

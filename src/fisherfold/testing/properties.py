@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from fisherfold.manifolds import Manifold, Verdict
-from fisherfold.manifolds.base import Point, Tangent, arranged, combine, leaves, scale, tolerance, tree_map
+from fisherfold.manifolds.base import (
+    Point,
+    Tangent,
+    arranged,
+    combine,
+    leaves,
+    scale,
+    tolerance,
+    tree_map,
+)
 from fisherfold.manifolds.verdict import at_most
 
 
@@ -50,7 +59,9 @@ class Case:
                     f"{manifold!r} fails: retract must keep shape and dtype {tuple(before.shape)}, {before.dtype}, "
                     f"got {tuple(after.shape)}, {after.dtype}"
                 )
-        return cls(manifold, batch, x, y, u, v, gaussian(x, generator), gaussian(x, generator), symmetry)
+        return cls(
+            manifold, batch, x, y, u, v, gaussian(x, generator), gaussian(x, generator), symmetry
+        )
 
     @property
     def arguments(self) -> dict[str, Point]:
@@ -87,7 +98,9 @@ class Case:
 
     def small(self, name: str, error: float, *, bound: float | None = None) -> None:
         """Add the verdict that an error is small."""
-        self.report.append(at_most(f"{name} [{self.label}]", error, self.tolerance if bound is None else bound))
+        self.report.append(
+            at_most(f"{name} [{self.label}]", error, self.tolerance if bound is None else bound)
+        )
 
     def equal(self, name: str, left: Point, right: Point, *, bound: float | None = None) -> None:
         """Add the verdict that two points or vectors are equal up to rounding, entry by entry."""
@@ -97,7 +110,10 @@ class Case:
 def gaussian(x: Point, generator: torch.Generator) -> Point:
     """An ambient vector of standard normal entries."""
     return tree_map(
-        lambda leaf: torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype, device=leaf.device), x
+        lambda leaf: torch.randn(
+            leaf.shape, generator=generator, dtype=leaf.dtype, device=leaf.device
+        ),
+        x,
     )
 
 
@@ -114,8 +130,14 @@ def tree_gap(left: Point, right: Point) -> float:
 def properties(case: Case) -> list[Callable[[Case], None]]:
     """The properties that apply to a case."""
     chosen: list[Callable[[Case], None]] = [
-        _membership, _projector, _metric, _gradient, _hessian, _retraction, _transport,
-    ]  # fmt: skip
+        _membership,
+        _projector,
+        _metric,
+        _gradient,
+        _hessian,
+        _retraction,
+        _transport,
+    ]
     exp, log, dist = (case.has(name) for name in ("exp", "log", "dist"))
     chosen += [_geodesic] if exp else []
     chosen += [_speed] if exp and dist else []
@@ -126,9 +148,15 @@ def properties(case: Case) -> list[Callable[[Case], None]]:
 
 def _membership(case: Case) -> None:
     manifold, x = case.manifold, case.x
-    case.small("random points are on the manifold", manifold.violation(x), bound=tolerance(leaves(x)[0].dtype))
+    case.small(
+        "random points are on the manifold",
+        manifold.violation(x),
+        bound=tolerance(leaves(x)[0].dtype),
+    )
     case.equal("random tangent vectors are tangent", manifold.project(x, case.v), case.v)
-    length = torch.tensor(min(manifold.dim, 1.0), device="cpu")  # of dimension 0 there is the zero vector alone
+    length = torch.tensor(
+        min(manifold.dim, 1.0), device="cpu"
+    )  # of dimension 0 there is the zero vector alone
     case.equal("random tangent vectors have length 1", manifold.norm(x, case.v), length)
     normal = combine(1.0, case.a, -1.0, manifold.project(x, case.a))
     size = float(_dots(normal, normal, case).sum()) ** 0.5
@@ -161,12 +189,17 @@ def _metric(case: Case) -> None:
     manifold, x, u, v = case.manifold, case.x, case.u, case.v
     inner = manifold.inner(x, u, v)
     case.equal("inner product is symmetric", inner, manifold.inner(x, v, u))
-    case.equal("inner product is linear", manifold.inner(x, u, combine(2.0, u, 3.0, v)),
-               2.0 * manifold.inner(x, u, u) + 3.0 * inner)  # fmt: skip
+    case.equal(
+        "inner product is linear",
+        manifold.inner(x, u, combine(2.0, u, 3.0, v)),
+        2.0 * manifold.inner(x, u, u) + 3.0 * inner,
+    )
     if manifold.ambient_metric:
         case.equal("inner product is the ambient one", inner, _dots(u, v, case))
     square = manifold.inner(x, u, u)
-    case.small("inner product is positive", 0.0 if bool((square > 0).all()) or not manifold.dim else 1.0)
+    case.small(
+        "inner product is positive", 0.0 if bool((square > 0).all()) or not manifold.dim else 1.0
+    )
     case.equal("norm² is the inner product", manifold.norm(x, u) ** 2, square)
 
 
@@ -188,12 +221,19 @@ def _hessian(case: Case) -> None:
     along = _dots(b, x, case)
 
     def spread(number: Tensor, tree: Point) -> Point:
-        return tree_map(lambda leaf: number.reshape(number.shape + (1,) * (leaf.ndim - number.ndim)) * leaf, tree)
+        return tree_map(
+            lambda leaf: number.reshape(number.shape + (1,) * (leaf.ndim - number.ndim)) * leaf,
+            tree,
+        )
 
     egrad = combine(1.0, a, 1.0, spread(along, b))
-    images = [manifold.riemannian_hessian(x, egrad, spread(_dots(b, w, case), b), w) for w in (u, v)]
+    images = [
+        manifold.riemannian_hessian(x, egrad, spread(_dots(b, w, case), b), w) for w in (u, v)
+    ]
     size = case.tolerance * _scale_of(egrad, egrad)
-    case.equal("Riemannian Hessian is tangent", manifold.project(x, images[1]), images[1], bound=size)
+    case.equal(
+        "Riemannian Hessian is tangent", manifold.project(x, images[1]), images[1], bound=size
+    )
     if case.symmetry is None:  # f is no function on a quotient
         left, right = manifold.inner(x, images[0], v), manifold.inner(x, u, images[1])
         case.equal("Riemannian Hessian is self-adjoint", left, right, bound=size)
@@ -211,7 +251,9 @@ def _hessian(case: Case) -> None:
     bend = (value(h) - 2 * value(0.0) + value(-h)) / h**2
     quadratic = manifold.inner(x, images[1], v)
     bound = 300 * h**2 * _scale_of(egrad, egrad)
-    case.equal("Riemannian Hessian is the second derivative along a curve", quadratic, bend, bound=bound)
+    case.equal(
+        "Riemannian Hessian is the second derivative along a curve", quadratic, bend, bound=bound
+    )
 
 
 def _retraction(case: Case) -> None:
@@ -237,15 +279,23 @@ def _transport(case: Case) -> None:
     manifold, x, y, v = case.manifold, case.x, case.y, case.v
     for method in manifold.transports:
         moved = manifold.transport(x, y, v, method=method)
-        case.equal(f"transport {method!r} lands in the tangent space", manifold.project(y, moved), moved)
-        case.equal(f"transport {method!r} from x to x is the identity", manifold.transport(x, x, v, method=method), v)
+        case.equal(
+            f"transport {method!r} lands in the tangent space", manifold.project(y, moved), moved
+        )
+        case.equal(
+            f"transport {method!r} from x to x is the identity",
+            manifold.transport(x, x, v, method=method),
+            v,
+        )
         w = manifold.project(y, case.a)
         back = manifold.transport(y, x, w, method=method)
         there, here = manifold.inner(y, moved, w), manifold.inner(x, v, back)
         bound = case.tolerance * (1 + float(there.abs().amax()) + _scale_of(v, w))
         case.equal(f"transport {method!r} there and back are adjoint", there, here, bound=bound)
         if method == "parallel":
-            case.equal("parallel transport is an isometry", manifold.norm(y, moved), manifold.norm(x, v))
+            case.equal(
+                "parallel transport is an isometry", manifold.norm(y, moved), manifold.norm(x, v)
+            )
 
 
 def _geodesic(case: Case) -> None:
@@ -260,7 +310,9 @@ def _geodesic(case: Case) -> None:
     if manifold.ambient_metric:
         bend = combine(1.0, combine(1.0, curve(0.5 + h), 1.0, curve(0.5 - h)), -2.0, curve(0.5))
         force = manifold.project(curve(0.5), scale(1 / h**2, bend))
-        case.equal("exp has no tangential acceleration", force, scale(0.0, force), bound=100 * h * h)
+        case.equal(
+            "exp has no tangential acceleration", force, scale(0.0, force), bound=100 * h * h
+        )
 
 
 def _speed(case: Case) -> None:
@@ -278,14 +330,25 @@ def _logarithm(case: Case) -> None:
     case.equal("log inverts exp", manifold.log(x, manifold.exp(x, half)), half)
     case.equal("dist is the length of log", manifold.dist(x, y), manifold.norm(x, w))
     case.equal("dist is symmetric", manifold.dist(x, y), manifold.dist(y, x))
-    case.small("dist of a point to itself is 0", float(manifold.dist(x, x).amax()), bound=20 * case.eps)
+    case.small(
+        "dist of a point to itself is 0", float(manifold.dist(x, x).amax()), bound=20 * case.eps
+    )
     # A distance through the arc cosine would be wrong by its own size here.
     tiny = case.eps**0.5 / 16
     near = manifold.dist(x, manifold.exp(x, scale(tiny, v)))
-    case.equal("dist keeps its digits near 0", near / tiny, torch.ones_like(near), bound=20 * case.eps / tiny)
+    case.equal(
+        "dist keeps its digits near 0",
+        near / tiny,
+        torch.ones_like(near),
+        bound=20 * case.eps / tiny,
+    )
     if "parallel" in manifold.transports:
         arrived = manifold.transport(x, y, w, method="parallel")
-        case.equal("parallel transport keeps the geodesic's velocity", arrived, scale(-1.0, manifold.log(y, x)))
+        case.equal(
+            "parallel transport keeps the geodesic's velocity",
+            arrived,
+            scale(-1.0, manifold.log(y, x)),
+        )
 
 
 def _quotient(case: Case) -> None:
@@ -301,14 +364,23 @@ def _quotient(case: Case) -> None:
         moved = manifold.transport(x, y, v, method=method)
         case.equal(f"transport {method!r} forgets the representative of x", turned, moved)
     if case.has("log"):
-        case.equal("log follows the representative of x", manifold.log(g(x), y), g(manifold.log(x, y)))
+        case.equal(
+            "log follows the representative of x", manifold.log(g(x), y), g(manifold.log(x, y))
+        )
     if case.has("dist"):
         zero = torch.zeros((), device="cpu")
         case.equal("dist forgets the representative", manifold.dist(x, g(x)), zero)
-        case.equal("dist forgets the representative of y", manifold.dist(x, g(y)), manifold.dist(x, y))
+        case.equal(
+            "dist forgets the representative of y", manifold.dist(x, g(y)), manifold.dist(x, y)
+        )
         for method in manifold.retractions:
-            one, other = manifold.retract(x, v, method=method), manifold.retract(g(x), g(v), method=method)
-            case.equal(f"retraction {method!r} forgets the representative", manifold.dist(one, other), zero)
+            one, other = (
+                manifold.retract(x, v, method=method),
+                manifold.retract(g(x), g(v), method=method),
+            )
+            case.equal(
+                f"retraction {method!r} forgets the representative", manifold.dist(one, other), zero
+            )
 
 
 def _dots(u: Point, v: Point, case: Case) -> Tensor:

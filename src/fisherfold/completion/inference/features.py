@@ -58,7 +58,9 @@ def encode_features(features: Any, side: str, id_name: str | None = None) -> Fea
     """
     what, key = f"{side}_features", "ids"
     if frame_kind(features) is not None:
-        if id_name and getattr(getattr(features, "index", None), "name", None) == id_name not in names_of(features):
+        if id_name and getattr(
+            getattr(features, "index", None), "name", None
+        ) == id_name not in names_of(features):
             features = features.reset_index()
         columns = {str(name): column for name, column in columns_of(features).items()}
         if not columns:
@@ -71,7 +73,9 @@ def encode_features(features: Any, side: str, id_name: str | None = None) -> Fea
         if not scipy.sparse.issparse(matrix):
             matrix = np.asarray(matrix)
         if matrix.ndim != 2 or matrix.shape[0] != len(ids):
-            raise ValueError(f"{what} must be {len(ids)} ids and a matrix of as many lines, got shape {matrix.shape}")
+            raise ValueError(
+                f"{what} must be {len(ids)} ids and a matrix of as many lines, got shape {matrix.shape}"
+            )
         if matrix.shape[0] * matrix.shape[1] > _MOST_ENTRIES or matrix.shape[1] > _MOST_COLUMNS:
             raise ValueError(
                 f"{what} has {matrix.shape[0]} x {matrix.shape[1]} entries; at most {_MOST_COLUMNS} columns and "
@@ -79,22 +83,33 @@ def encode_features(features: Any, side: str, id_name: str | None = None) -> Fea
             )
         dense = matrix.toarray() if scipy.sparse.issparse(matrix) else matrix
         if dense.dtype.kind not in "fiub":
-            raise ValueError(f"the matrix of {what} must hold numbers, got dtype {dense.dtype}; use a data frame")
-        parts = {str(k): _standardised(dense[:, k].astype(np.float64), f"{what} {k}") for k in range(dense.shape[1])}
+            raise ValueError(
+                f"the matrix of {what} must hold numbers, got dtype {dense.dtype}; use a data frame"
+            )
+        parts = {
+            str(k): _standardised(dense[:, k].astype(np.float64), f"{what} {k}")
+            for k in range(dense.shape[1])
+        }
     else:
         raise TypeError(
             f"{what} must be a data frame with a column of ids, or a pair (ids, matrix), got {type(features).__name__}"
         )
     kept = {name: part for name, part in parts.items() if part.shape[1]}
     if dropped := [name for name in parts if name not in kept]:
-        warn(f"{what}: {', '.join(dropped)} left out: the same for all, or no category that two members share")
+        warn(
+            f"{what}: {', '.join(dropped)} left out: the same for all, or no category that two members share"
+        )
     if not kept:
         raise ValueError(f"{what} has no feature that differs between members")
     if (different := len(set(map(str, ids)))) < len(ids):
-        raise ValueError(f"{what} must have one line for each id, {key!r} has {different} in {len(ids)} lines")
+        raise ValueError(
+            f"{what} must have one line for each id, {key!r} has {different} in {len(ids)} lines"
+        )
     table = np.concatenate(list(kept.values()), axis=1)
     if table.shape[1] > _MOST_COLUMNS:
-        raise ValueError(f"{what} has {table.shape[1]} encoded columns, more than {_MOST_COLUMNS}; leave some out")
+        raise ValueError(
+            f"{what} has {table.shape[1]} encoded columns, more than {_MOST_COLUMNS}; leave some out"
+        )
     groups = np.repeat(np.arange(len(kept)), [part.shape[1] for part in kept.values()])
     return FeatureColumns(ids, table, groups, list(kept))
 
@@ -114,32 +129,50 @@ def with_numbers(frame: Any, id_name: str) -> dict[str, Any]:
             number = seconds(column)
             if name != key and number.null_count() == column.null_count() < len(column):
                 column = number.fill_null(float("nan"))
-        found[name] = column.to_numpy() if column.dtype != pl.String else np.array(column.to_list(), dtype=object)
+        found[name] = (
+            column.to_numpy()
+            if column.dtype != pl.String
+            else np.array(column.to_list(), dtype=object)
+        )
     return found
 
 
 def _encode(column: npt.NDArray[Any], what: str) -> Floats:
     if column.dtype.kind == "M":
-        column = np.where(np.isnat(column), np.nan, column.astype("datetime64[s]").astype(np.float64))
+        column = np.where(
+            np.isnat(column), np.nan, column.astype("datetime64[s]").astype(np.float64)
+        )
     if column.dtype.kind in "fiub":
         return _standardised(column.astype(np.float64), what)
     values = column.tolist()
     given = [value for value in values if not is_missing(value)]
     if given and all(isinstance(value, (int, float)) for value in given):
-        return _standardised(np.array([np.nan if is_missing(v) else float(v) for v in values]), what)
-    if given and all(isinstance(value, date) for value in given):  # also with a time, and a time zone
-        return _standardised(_dates([None if is_missing(value) else value for value in values]), what)
+        return _standardised(
+            np.array([np.nan if is_missing(v) else float(v) for v in values]), what
+        )
+    if given and all(
+        isinstance(value, date) for value in given
+    ):  # also with a time, and a time zone
+        return _standardised(
+            _dates([None if is_missing(value) else value for value in values]), what
+        )
     return _categories([None if is_missing(value) else _joined(value) for value in values])
 
 
 def _joined(value: Any) -> str:
     """One category, or several from a list."""
-    return SEPARATOR.join(map(str, value)) if isinstance(value, (list, tuple, np.ndarray)) else str(value)
+    return (
+        SEPARATOR.join(map(str, value))
+        if isinstance(value, (list, tuple, np.ndarray))
+        else str(value)
+    )
 
 
 def _standardised(column: Floats, what: str) -> Floats:
     if np.isinf(column).any():
-        raise ValueError(f"{what} must be finite, got {counted(int(np.isinf(column).sum()), 'infinite number')}")
+        raise ValueError(
+            f"{what} must be finite, got {counted(int(np.isinf(column).sum()), 'infinite number')}"
+        )
     missing = np.isnan(column)
     if missing.all():
         return np.zeros((len(column), 0))
@@ -148,7 +181,11 @@ def _standardised(column: Floats, what: str) -> Floats:
         column = np.where(missing, np.nanmean(column), column)
     off = column - column.mean()
     spread = off.std()
-    return (off / spread)[:, None] if spread > 1e-9 * max(1.0, float(np.abs(column).max())) else off[:, None][:, :0]
+    return (
+        (off / spread)[:, None]
+        if spread > 1e-9 * max(1.0, float(np.abs(column).max()))
+        else off[:, None][:, :0]
+    )
 
 
 def _categories(values: list[str | None]) -> Floats:
@@ -179,14 +216,22 @@ def as_times(values: Any, count: int) -> Floats:
     elif array.dtype.kind == "U":
         array = _dates(array.tolist())
     elif array.dtype.kind == "M":
-        array = np.where(np.isnat(array), np.nan, array.astype("datetime64[us]").astype(np.float64) / 1e6)
+        array = np.where(
+            np.isnat(array), np.nan, array.astype("datetime64[us]").astype(np.float64) / 1e6
+        )
     if array.dtype.kind not in "fiu":
-        raise ValueError(f"time must hold numbers or dates, got dtype {array.dtype} (the first is {array[0]!r})")
+        raise ValueError(
+            f"time must hold numbers or dates, got dtype {array.dtype} (the first is {array[0]!r})"
+        )
     if array.shape != (count,):
-        raise ValueError(f"time must have one entry per rating, got shape {array.shape} for {count} ratings")
+        raise ValueError(
+            f"time must have one entry per rating, got shape {array.shape} for {count} ratings"
+        )
     found = array.astype(np.float64)
     if not np.isfinite(found).all():
-        raise ValueError(f"time must be finite, got {counted(int((~np.isfinite(found)).sum()), 'missing time')}")
+        raise ValueError(
+            f"time must be finite, got {counted(int((~np.isfinite(found)).sum()), 'missing time')}"
+        )
     return found
 
 
@@ -199,6 +244,12 @@ def _dates(values: list[Any]) -> Floats:
         found = seconds(pl.Series(values)).to_list()
     except (TypeError, pl.exceptions.PolarsError):
         found = [None] * len(values)
-    if unread := [value for value, number in zip(values, found, strict=True) if number is None and value is not None]:
-        raise ValueError(f"time must hold numbers, dates, or text as 2024-05-31 18:00, got {unread[0]!r}")
+    if unread := [
+        value
+        for value, number in zip(values, found, strict=True)
+        if number is None and value is not None
+    ]:
+        raise ValueError(
+            f"time must hold numbers, dates, or text as 2024-05-31 18:00, got {unread[0]!r}"
+        )
     return np.array(found, dtype=np.float64)

@@ -20,7 +20,10 @@ from torch import Tensor
 from fisherfold.completion.grouped import Grouped
 from fisherfold.completion.inference.packed import order_of, outer_table, packed_positions, triangle
 
-_WIDEST, _SLICE = 512, 128  # columns of a table that is summed as it is, and of the slices of a wider one
+_WIDEST, _SLICE = (
+    512,
+    128,
+)  # columns of a table that is summed as it is, and of the slices of a wider one
 _BLOCK_ENTRIES = 2**25
 
 
@@ -52,7 +55,9 @@ class Evidence:
         """The free blocks of T_i, and h_i less what the other side's offsets explain: (n, q, q) and (n, q)."""
         size = self.cross.shape[1] - 1
         free, fixed, _, _ = _layout(size, self.gram.device)
-        pull = torch.cat([self.cross[:, : size - 1], self.cross[:, size:]], dim=1) - self.gram.index_select(1, fixed)
+        pull = torch.cat(
+            [self.cross[:, : size - 1], self.cross[:, size:]], dim=1
+        ) - self.gram.index_select(1, fixed)
         return self.gram.index_select(1, free).view(-1, size, size), pull
 
     def residual(self, mean: Tensor, packed: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,7 +66,9 @@ class Evidence:
         second = moments(mean, packed)
         coefficients = torch.cat([mean[:, :-1], mean.new_ones(len(mean), 1), mean[:, -1:]], dim=1)
         fitted = second.index_select(1, twin).mul_(self.gram) @ factor.to(self.gram)
-        return second, (self.squares - 2 * (coefficients * self.cross).sum(1) + fitted).clamp_(min=0)
+        return second, (self.squares - 2 * (coefficients * self.cross).sum(1) + fitted).clamp_(
+            min=0
+        )
 
 
 class Summands:
@@ -110,4 +117,9 @@ def _layout(size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Te
     swapped = torch.tensor(swap, device=device)
     free = swapped[:size]
     twice = torch.where(rows == columns, 1.0, 2.0)
-    return where[free][:, free].flatten(), where[free, size - 1], where[swapped[rows], swapped[columns]], twice
+    return (
+        where[free][:, free].flatten(),
+        where[free, size - 1],
+        where[swapped[rows], swapped[columns]],
+        twice,
+    )

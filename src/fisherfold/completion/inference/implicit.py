@@ -32,9 +32,15 @@ _SWEEPS = 4  # of the subspace iteration that the fit starts from
 
 
 def fit_implicit(
-    ratings: Ratings, rank: int, *, unobserved_weight: float = 4.0, max_iter: int = 20, tol: float = 1e-2,
-    seed: int = 0, callback: Callable[[CompletionPosterior], None] | None = None,
-) -> CompletionPosterior:  # fmt: skip
+    ratings: Ratings,
+    rank: int,
+    *,
+    unobserved_weight: float = 4.0,
+    max_iter: int = 20,
+    tol: float = 1e-2,
+    seed: int = 0,
+    callback: Callable[[CompletionPosterior], None] | None = None,
+) -> CompletionPosterior:
     """Fit the posterior by coordinate ascent on the evidence lower bound of all pairs.
 
     Example:
@@ -51,17 +57,26 @@ def fit_implicit(
     table = moments(posterior.columns.mean, posterior.columns.covariance)
     previous = -math.inf
     for iteration in range(1, max_iter + 1):
-        for side, groups in ((posterior.rows, ratings.by_row), (posterior.columns, ratings.by_column)):
-            table, residual = _update_side(side, table, groups, posterior.noise_precision, unobserved_weight)
+        for side, groups in (
+            (posterior.rows, ratings.by_row),
+            (posterior.columns, ratings.by_column),
+        ):
+            table, residual = _update_side(
+                side, table, groups, posterior.noise_precision, unobserved_weight
+            )
             posterior.misfit = float(residual.sum(dtype=torch.float64))
             posterior.noise_precision = amount / posterior.misfit
             side.update_prior()
             side.changed()
         tau = posterior.noise_precision
         bound = 0.5 * amount * math.log(tau / (2 * math.pi)) - 0.5 * tau * posterior.misfit
-        bound = (bound + posterior.rows.bound(0.0) + posterior.columns.bound(0.0)) / ratings.n_ratings
+        bound = (
+            bound + posterior.rows.bound(0.0) + posterior.columns.bound(0.0)
+        ) / ratings.n_ratings
         seconds = time.perf_counter() - began
-        posterior.trace.append({"iteration": iteration, "seconds": seconds, "bound": bound, "noise": tau**-0.5})
+        posterior.trace.append(
+            {"iteration": iteration, "seconds": seconds, "bound": bound, "noise": tau**-0.5}
+        )
         posterior.converged = bound - previous < tol
         previous = bound
         if callback is not None:
@@ -102,7 +117,9 @@ def _start(ratings: Ratings, rank: int, seed: int) -> CompletionPosterior:
     return CompletionPosterior(sides[0], sides[1], 1.0, 0.0, ratings.n_ratings)
 
 
-def _update_side(side: Side, table: Tensor, groups: Grouped, tau: float, alpha: float) -> tuple[Tensor, Tensor]:
+def _update_side(
+    side: Side, table: Tensor, groups: Grouped, tau: float, alpha: float
+) -> tuple[Tensor, Tensor]:
     """Set one side to its optimum given the other's moments; its own moments, and the expected loss of each member."""
     n, size = side.mean.shape
     everyone = alpha * table.sum(0, dtype=torch.float64).to(table)
@@ -113,5 +130,7 @@ def _update_side(side: Side, table: Tensor, groups: Grouped, tau: float, alpha: 
         observed = groups.sums({1: table}, part.start, part.stop)[0]
         cross = observed[:, -size - 1 :]
         evidence = Evidence(observed + everyone, cross, cross[:, -1])
-        moments_of_side[part], residual[part] = update_members(side, part, evidence, side.center[None], tau)
+        moments_of_side[part], residual[part] = update_members(
+            side, part, evidence, side.center[None], tau
+        )
     return moments_of_side, residual

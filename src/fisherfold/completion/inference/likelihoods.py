@@ -50,14 +50,19 @@ def truncated(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.where(flip, -mean, mean), a * at_a - b * at_b, log_mass
 
 
-def better_cuts(ordinal: Ordinal, category: Tensor, mean: Tensor, root: Tensor, weights: Tensor | None) -> Tensor:
+def better_cuts(
+    ordinal: Ordinal, category: Tensor, mean: Tensor, root: Tensor, weights: Tensor | None
+) -> Tensor:
     """One Newton step of the log likelihood over the cut points, whose Hessian is tridiagonal."""
     low, high = (edge[category] for edge in ordinal.bounds())
     a, b = ((edge - mean) * root for edge in (low, high))
     _, _, log_mass = truncated(a.double(), b.double())
     constant = 0.5 * math.log(2 * math.pi)
     scale = root.double()
-    at_a, at_b = (scale * torch.exp(-0.5 * t.double().clamp(-_FAR, _FAR) ** 2 - constant - log_mass) for t in (a, b))
+    at_a, at_b = (
+        scale * torch.exp(-0.5 * t.double().clamp(-_FAR, _FAR) ** 2 - constant - log_mass)
+        for t in (a, b)
+    )
     at_a, at_b = at_a * torch.isfinite(a), at_b * torch.isfinite(b)
     w = torch.ones_like(at_a) if weights is None else weights.double()
     n = len(ordinal.cuts)
@@ -66,7 +71,9 @@ def better_cuts(ordinal: Ordinal, category: Tensor, mean: Tensor, root: Tensor, 
     finite = [torch.nan_to_num(t.double(), posinf=0.0, neginf=0.0) for t in (a, b)]
     own_a, own_b = at_a * (at_a - finite[0] * scale), at_b * (at_b + finite[1] * scale)
     flat = hessian.view(-1)
-    flat.index_add_(0, category * (n + 3), w * own_a).index_add_(0, (category + 1) * (n + 3), w * own_b)
+    flat.index_add_(0, category * (n + 3), w * own_a).index_add_(
+        0, (category + 1) * (n + 3), w * own_b
+    )
     flat.index_add_(0, category * (n + 3) + 1, -w * at_a * at_b)
     inner = hessian[1:-1, 1:-1]
     inner = inner + inner.mT - torch.diag(inner.diagonal())

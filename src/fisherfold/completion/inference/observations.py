@@ -58,16 +58,23 @@ class Observations:
     """
 
     def __init__(
-        self, ratings: Ratings, *, likelihood: str = "gaussian", weights: Tensor | None = None,
-        times: Tensor | None = None, periods: tuple[Tensor | None, Tensor | None] = (None, None),
+        self,
+        ratings: Ratings,
+        *,
+        likelihood: str = "gaussian",
+        weights: Tensor | None = None,
+        times: Tensor | None = None,
+        periods: tuple[Tensor | None, Tensor | None] = (None, None),
         categories: Tensor | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Prepare for a fit."""
         self.ratings, self.weights = ratings, weights
         by_row = ratings.by_row
         self._i, self._j, self._x = by_row.groups().long(), by_row.indices().long(), by_row.values()
         self._to_columns = torch.argsort(by_row.indices(), stable=True)
-        self._total = float(weights.double().sum()) if weights is not None else float(ratings.n_ratings)
+        self._total = (
+            float(weights.double().sum()) if weights is not None else float(ratings.n_ratings)
+        )
         self._places: list[Tensor | None] = [None, None]
         self._starts = periods
         self._keys: list[Tensor | None] = [None, None]
@@ -126,7 +133,9 @@ class Observations:
             place = self._places[k]
             if effect is not None and place is not None:
                 left = x - base - shifts[1 - k][0]
-                effects[k] = effect.improved(place, left, omega if weights is None else omega * weights)
+                effects[k] = effect.improved(
+                    place, left, omega if weights is None else omega * weights
+                )
                 posterior.time_effects = (effects[0], effects[1])
                 shifts[k] = self._shift(posterior, k)
         shift, extra = shifts[0][0] + shifts[1][0], shifts[0][1] + shifts[1][1]
@@ -137,12 +146,19 @@ class Observations:
         order, n_rows, n_columns = self._to_columns, by_column.n_others, by_row.n_others
         weights_by_column = None if weights is None else weights[order]
         return (
-            WorkingGroup(by_row.offsets, by_row.stored_indices, working, n_columns, None, weights, squares),
             WorkingGroup(
-                by_column.offsets, by_column.stored_indices, working[order], n_rows, None, weights_by_column,
+                by_row.offsets, by_row.stored_indices, working, n_columns, None, weights, squares
+            ),
+            WorkingGroup(
+                by_column.offsets,
+                by_column.stored_indices,
+                working[order],
+                n_rows,
+                None,
+                weights_by_column,
                 squares[order],
             ),
-        )  # fmt: skip
+        )
 
     def _shift(self, posterior: CompletionPosterior, k: int) -> tuple[Tensor, Tensor]:
         effect, place = posterior.time_effects[k], self._places[k]
@@ -160,11 +176,18 @@ class Observations:
         ordinal = replace(ordinal, cuts=better_cuts(ordinal, category, mean, root, self.weights))
         posterior.ordinal = ordinal
         low, high = (edge[category] for edge in ordinal.bounds())
-        ratio, slope, log_mass = truncated(((low - mean) * root).double(), ((high - mean) * root).double())
+        ratio, slope, log_mass = truncated(
+            ((low - mean) * root).double(), ((high - mean) * root).double()
+        )
         share = (ratio * ratio - slope).clamp(_LEAST_SHARE, 1)
         values = mean + (ratio / (share * root.double())).to(mean)
         # so that ω share E[(value - η)²] is ω E[(z - η)²] of the truncated normal z where the mean of η stays
         spread = (((1 + slope) / share - (ratio / share) ** 2) / omega.double()).to(mean)
-        entropy = 0.5 * math.log(2 * math.pi * math.e) - 0.5 * omega.double().log() + log_mass + 0.5 * slope
+        entropy = (
+            0.5 * math.log(2 * math.pi * math.e)
+            - 0.5 * omega.double().log()
+            + log_mass
+            + 0.5 * slope
+        )
         total = entropy if self.weights is None else entropy * self.weights
         return values, spread, share.to(mean), float(total.sum())

@@ -52,7 +52,9 @@ def order_of(length: int) -> int:
 def unpack(packed: Tensor) -> Tensor:
     """The square matrices of a packed table."""
     size = order_of(packed.shape[-1])
-    return packed.index_select(1, packed_positions(size, packed.device).flatten()).view(-1, size, size)
+    return packed.index_select(1, packed_positions(size, packed.device).flatten()).view(
+        -1, size, size
+    )
 
 
 def outer_table(x: Tensor, *more: Tensor) -> Tensor:
@@ -81,7 +83,9 @@ def solve_positive(packed: Tensor, rhs: Tensor, diagonal: Tensor) -> tuple[Tenso
         parts = [solve_positive(packed[run], rhs[run], spread[run]) for run in runs]
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
     work = packed.new_empty(size, size + 1, count)
-    work[:, :size] = packed.T.index_select(0, packed_positions(size, packed.device).flatten()).view(size, size, count)
+    work[:, :size] = packed.T.index_select(0, packed_positions(size, packed.device).flatten()).view(
+        size, size, count
+    )
     work[:, size] = rhs.T
     main = work[:, :size].diagonal(dim1=0, dim2=1).T
     main += diagonal.expand(count, size).T
@@ -163,5 +167,9 @@ def _sweep_blocks(matrices: Tensor) -> tuple[Tensor, bool]:
         log_det += 2 * factors.diagonal(dim1=1, dim2=2).log().sum(1)
         scaled = columns @ inverse
         matrices.baddbmm_(scaled, columns.mT, alpha=-1)
-        matrices[:, :, part], matrices[:, part], matrices[:, part, part] = scaled, scaled.mT, -inverse
+        matrices[:, :, part], matrices[:, part], matrices[:, part, part] = (
+            scaled,
+            scaled.mT,
+            -inverse,
+        )
     return log_det, positive

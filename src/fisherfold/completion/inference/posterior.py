@@ -31,11 +31,18 @@ from fisherfold.completion.grouped import Grouped
 from fisherfold.completion.inference.gram import moments, second_moment_of_products
 from fisherfold.completion.inference.likelihoods import Ordinal
 from fisherfold.completion.inference.packed import pack, packed_positions, unpack
-from fisherfold.completion.inference.prior_mean import SET_STRENGTH, FeatureEffects, SetEffects, Strangers
+from fisherfold.completion.inference.prior_mean import (
+    SET_STRENGTH,
+    FeatureEffects,
+    SetEffects,
+    Strangers,
+)
 from fisherfold.completion.inference.time_effects import TimeEffects
 from fisherfold.distributed import Axis
 
-WEIGHT_STRENGTH = 20.0  # ν, chosen on a validation part of MovieLens-1M; 10 and 40 do as well to 0.0005
+WEIGHT_STRENGTH = (
+    20.0  # ν, chosen on a validation part of MovieLens-1M; 10 and 40 do as well to 0.0005
+)
 # One imaginary row with the starting variance keeps K finite when a table has a handful of rows.
 PRIOR_ROWS = 1.0
 _CHUNK = 2**15  # pairs that are predicted at once
@@ -67,26 +74,42 @@ class Side:
 
     @classmethod
     def start(
-        cls, mean: Tensor, counts: Tensor, variance: Tensor, *, has_offset: bool, axis: Axis | None = None,
+        cls,
+        mean: Tensor,
+        counts: Tensor,
+        variance: Tensor,
+        *,
+        has_offset: bool,
+        axis: Axis | None = None,
         others: Axis | None = None,
-    ) -> Side:  # fmt: skip
+    ) -> Side:
         """A side known exactly, with a diagonal prior."""
         n, size = mean.shape
         if axis is not None and others is not None and not (axis.is_shared or others.is_shared):
             axis = others = None
         side = cls(
-            mean=mean, covariance=mean.new_zeros(n, size * (size + 1) // 2), weight=mean.new_ones(n),
-            shortfall=counts.to(mean), counts=counts.to(mean), precision=torch.diag(1 / variance.double()),
-            center=mean.new_zeros(size), start_variance=variance.double(), has_offset=has_offset,
-            log_det=mean.new_zeros(n), axis=axis, others=others,
-        )  # fmt: skip
+            mean=mean,
+            covariance=mean.new_zeros(n, size * (size + 1) // 2),
+            weight=mean.new_ones(n),
+            shortfall=counts.to(mean),
+            counts=counts.to(mean),
+            precision=torch.diag(1 / variance.double()),
+            center=mean.new_zeros(size),
+            start_variance=variance.double(),
+            has_offset=has_offset,
+            log_det=mean.new_zeros(n),
+            axis=axis,
+            others=others,
+        )
         side.set_precision(side.precision)
         return side
 
     def copied(self) -> Side:
         """This side with tensors of its own."""
         sets = self.set_effects
-        own: dict[str, Any] = {name: value.clone() for name, value in vars(self).items() if isinstance(value, Tensor)}
+        own: dict[str, Any] = {
+            name: value.clone() for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
         own["set_effects"] = sets and sets.copied()
         return replace(self, **own)
 
@@ -120,7 +143,9 @@ class Side:
         effects = self.set_effects
         if effects is not None:
             effects = SetEffects(
-                self.others.gather(effects.effects), self.axis.gather(effects.sums), self.others.gather(effects.shares)
+                self.others.gather(effects.effects),
+                self.axis.gather(effects.sums),
+                self.others.gather(effects.shares),
             )
         return replace(self, **keep, set_effects=effects, axis=None, others=None)
 
@@ -129,7 +154,9 @@ class Side:
         keep: dict[str, Any] = {name: axis.part(getattr(self, name)).clone() for name in PER_MEMBER}
         effects = self.set_effects
         if effects is not None:
-            effects = SetEffects(others.part(effects.effects), axis.part(effects.sums), others.part(effects.shares))
+            effects = SetEffects(
+                others.part(effects.effects), axis.part(effects.sums), others.part(effects.shares)
+            )
         return replace(self, **keep, set_effects=effects, axis=axis, others=others)
 
     @property
@@ -141,7 +168,9 @@ class Side:
         """Σ_i E[(u_i - m_i)(u_i - m_i)ᵀ] + γ Σ_j x_j x_jᵀ in float64."""
         off = self.mean - self.prior_mean
         spread = _column_sums(self.covariance)
-        second = self.total((off.T @ off).double() + spread[packed_positions(off.shape[1], off.device)])
+        second = self.total(
+            (off.T @ off).double() + spread[packed_positions(off.shape[1], off.device)]
+        )
         if self.set_effects is not None:
             x = self.set_effects.effects
             within = (x.T @ x).double()
@@ -170,7 +199,9 @@ class Side:
         if self.set_effects is None:
             zero = self.mean.new_zeros(other.n_groups, self.mean.shape[1])
             self.set_effects = SetEffects.of(zero, self.counts, own, other)
-        self.set_effects = self.set_effects.improved(self.mean - self.prior_mean, self.counts, own, other)
+        self.set_effects = self.set_effects.improved(
+            self.mean - self.prior_mean, self.counts, own, other
+        )
 
     def update_features(self) -> None:
         """Set the effects of the features, and how strongly they are held at zero, to their optimum."""
@@ -181,11 +212,15 @@ class Side:
     def fix_prior(self, precision: float) -> None:
         """Use a given multiple of the identity as the prior precision."""
         size = self.mean.shape[1]
-        self.set_precision(torch.eye(size, dtype=torch.float64, device=self.mean.device) * precision)
+        self.set_precision(
+            torch.eye(size, dtype=torch.float64, device=self.mean.device) * precision
+        )
 
     def set_precision(self, precision: Tensor) -> None:
         """Use a given prior precision."""
-        if not self.has_offset:  # an offset held at zero has no prior: unit precision keeps it out of |K|
+        if (
+            not self.has_offset
+        ):  # an offset held at zero has no prior: unit precision keeps it out of |K|
             precision[-1], precision[:, -1] = 0, 0
             precision[-1, -1] = 1
         # one memory layout, whatever made it, so that a fit that is resumed from a file keeps its bits
@@ -199,7 +234,9 @@ class Side:
         prior -= extra * float(k.diagonal() @ self.start_variance)
         if self.features is not None:
             prior += self.n_free * self.features.log_volume()
-        gauss = 0.5 * (prior + float(self.total(self.log_det.sum(dtype=torch.float64))) + n * self.n_free)
+        gauss = 0.5 * (
+            prior + float(self.total(self.log_det.sum(dtype=torch.float64))) + n * self.n_free
+        )
         return gauss + (self._weight_bound(weight_strength) if weight_strength else 0.0)
 
     def _weight_bound(self, strength: float) -> float:
@@ -208,9 +245,12 @@ class Side:
         rate = shape0 + self.shortfall.double() / 2
         log_mean = torch.digamma(shape) - torch.log(rate)
         divergence = (
-            (shape - shape0) * torch.digamma(shape) - torch.lgamma(shape) + math.lgamma(shape0)
-            + shape0 * (torch.log(rate) - math.log(shape0)) + shape * (shape0 - rate) / rate
-        )  # fmt: skip
+            (shape - shape0) * torch.digamma(shape)
+            - torch.lgamma(shape)
+            + math.lgamma(shape0)
+            + shape0 * (torch.log(rate) - math.log(shape0))
+            + shape * (shape0 - rate) / rate
+        )
         return float(self.total((0.5 * self.counts.double() * log_mean - divergence).sum()))
 
     def prior_members(self, count: int = 1) -> Side:
@@ -220,10 +260,16 @@ class Side:
             covariance[-1], covariance[:, -1] = 0, 0
         zero = self.weight.new_zeros(count)
         return replace(
-            self, mean=self.center.repeat(count, 1), covariance=pack(covariance[None]).to(self.mean).repeat(count, 1),
-            weight=zero + 1, shortfall=zero, counts=zero.clone(), log_det=zero - float(torch.logdet(self.precision)),
-            set_effects=None, features=None,
-        )  # fmt: skip
+            self,
+            mean=self.center.repeat(count, 1),
+            covariance=pack(covariance[None]).to(self.mean).repeat(count, 1),
+            weight=zero + 1,
+            shortfall=zero,
+            counts=zero.clone(),
+            log_det=zero - float(torch.logdet(self.precision)),
+            set_effects=None,
+            features=None,
+        )
 
     def unknown_member(self) -> Side:
         """A side with a single member of which not even the rated set is known: any of those that have ratings.
@@ -248,7 +294,9 @@ class Side:
         off = self.mean[rated].double() - mean
         spread = unpack(_column_sums(self.covariance[rated])[None])[0]
         covariance = (off.T @ off + spread + self._imaginary()) / (len(off) + PRIOR_ROWS)
-        return replace(unknown, mean=mean[None].to(self.mean), covariance=pack(covariance[None]).to(self.mean))
+        return replace(
+            unknown, mean=mean[None].to(self.mean), covariance=pack(covariance[None]).to(self.mean)
+        )
 
     def strangers(self) -> Strangers:
         """What the features of a member without ratings tell: a regression of the members that have ratings."""
@@ -263,7 +311,9 @@ class Side:
             weight = weight * (len(weight) / weight.sum())
             spread = unpack((weight @ covariance)[None])[0]
             doubt = spread + self._imaginary()
-            self._strangers = Strangers.of(self.features, self.mean, rated, doubt, self.n_free, weight)
+            self._strangers = Strangers.of(
+                self.features, self.mean, rated, doubt, self.n_free, weight
+            )
         return self._strangers
 
     def _imaginary(self) -> Tensor:
@@ -286,7 +336,9 @@ class Side:
         if self.features is not None and name in ("mean", "covariance"):
             empty = (index >= 0) & (self.counts[place] == 0)
             if bool(empty.any()):
-                found[empty] = getattr(self.strangers(), name)(self.features.table[place[empty]]).to(found)
+                found[empty] = getattr(self.strangers(), name)(
+                    self.features.table[place[empty]]
+                ).to(found)
         return found
 
 
@@ -307,12 +359,16 @@ class CompletionPosterior:
     noise_precision: float  # τ, the precision of an ordinary rating
     weight_strength: float  # ν, 0 if all ratings weigh the same
     n_ratings: int  # the number of ratings seen
-    fixed_ridge: float | None = None  # the prior precision over τ if it was given, None if it is learnt
+    fixed_ridge: float | None = (
+        None  # the prior precision over τ if it was given, None if it is learnt
+    )
     misfit: float = 0.0  # Σ_ij α_i β_j E[e_ij²]
     # one record per pass: iteration, seconds, bound per rating, noise level
     trace: list[dict[str, float]] = field(default_factory=list)
     converged: bool = False  # whether the bound has settled
-    ordinal: Ordinal | None = None  # the categories and their cut points, if values are ordered categories
+    ordinal: Ordinal | None = (
+        None  # the categories and their cut points, if values are ordered categories
+    )
     # the effects of rows and of columns in periods of time
     time_effects: tuple[TimeEffects | None, TimeEffects | None] = (None, None)
     extra_bound: float = 0.0  # what latent values and effects of time add to the bound
@@ -324,7 +380,9 @@ class CompletionPosterior:
 
     def copied(self) -> CompletionPosterior:
         """A posterior that can be changed in place while this one stays as it is."""
-        return replace(self, rows=self.rows.copied(), columns=self.columns.copied(), trace=list(self.trace))
+        return replace(
+            self, rows=self.rows.copied(), columns=self.columns.copied(), trace=list(self.trace)
+        )
 
     def gathered(self) -> CompletionPosterior:
         """The posterior with all rows and columns, on every process."""
@@ -336,14 +394,20 @@ class CompletionPosterior:
         """The part of a whole posterior that belongs to this process."""
         if not (rows.is_shared or columns.is_shared):
             return self
-        return replace(self, rows=self.rows.shared_out(rows, columns), columns=self.columns.shared_out(columns, rows))
+        return replace(
+            self,
+            rows=self.rows.shared_out(rows, columns),
+            columns=self.columns.shared_out(columns, rows),
+        )
 
     def bound(self) -> float:
         """The evidence lower bound per rating, up to a constant that depends on nothing learnt."""
         tau = self.noise_precision
         data = 0.5 * self.n_ratings * math.log(tau / (2 * math.pi)) - 0.5 * tau * self.misfit
         learnt = self.fixed_ridge is None
-        sides = sum(side.bound(self.weight_strength, learnt=learnt) for side in (self.rows, self.columns))
+        sides = sum(
+            side.bound(self.weight_strength, learnt=learnt) for side in (self.rows, self.columns)
+        )
         return (data + sides + self.extra_bound) / self.n_ratings
 
     def predict(
@@ -365,7 +429,9 @@ class CompletionPosterior:
                     for m, s, k in ((u, self.rows, i), (v, self.columns, j))
                 )
                 second = second_moment_of_products(left, right)
-                noise = self._noise(self.rows, i) * self._noise(self.columns, j) / self.noise_precision
+                noise = (
+                    self._noise(self.rows, i) * self._noise(self.columns, j) / self.noise_precision
+                )
                 std[part] = ((second - mean[part].double().square()).clamp(min=0) + noise).sqrt()
             if times is not None:
                 for effect, members in zip(self.time_effects, (i, j), strict=True):
@@ -381,4 +447,6 @@ class CompletionPosterior:
         counts = side.at(index, "counts").double()
         if not self.weight_strength:
             return torch.ones_like(counts)
-        return (self.weight_strength + side.at(index, "shortfall")) / (self.weight_strength + counts - 2)
+        return (self.weight_strength + side.at(index, "shortfall")) / (
+            self.weight_strength + counts - 2
+        )

@@ -37,7 +37,9 @@ class SetEffects:
     def of(cls, effects: Tensor, counts: Tensor, own: Grouped, other: Grouped) -> SetEffects:
         """Effects x_j with what is needed to apply them."""
         root = _inverse_root(counts)
-        return cls(effects, plain_sum(own, effects.contiguous()), plain_sum(other, root * root)[:, 0])
+        return cls(
+            effects, plain_sum(own, effects.contiguous()), plain_sum(other, root * root)[:, 0]
+        )
 
     def shift(self, counts: Tensor) -> Tensor:
         """The term n_i^{-1/2} Σ_j x_j of the prior mean of each member."""
@@ -47,7 +49,9 @@ class SetEffects:
         """The same effects with tensors of their own."""
         return SetEffects(self.effects.clone(), self.sums.clone(), self.shares.clone())
 
-    def improved(self, off: Tensor, counts: Tensor, own: Grouped, other: Grouped, *, steps: int = 2) -> SetEffects:
+    def improved(
+        self, off: Tensor, counts: Tensor, own: Grouped, other: Grouped, *, steps: int = 2
+    ) -> SetEffects:
         """Improve the effects by conjugate gradients."""
         root, x, sums = _inverse_root(counts), self.effects.clone(), self.sums.clone()
         tiny = torch.finfo(x.dtype).tiny
@@ -87,7 +91,9 @@ class FeatureEffects:
     def start(cls, table: Tensor, groups: Tensor, size: int) -> FeatureEffects:
         """Features of which nothing is known yet."""
         strength = torch.full((table.shape[1],), 10.0, dtype=torch.float64, device=table.device)
-        return cls(table, groups, table.new_zeros(table.shape[1], size), strength, torch.diag(1 / strength))
+        return cls(
+            table, groups, table.new_zeros(table.shape[1], size), strength, torch.diag(1 / strength)
+        )
 
     def shift(self) -> Tensor:
         """The term Wᵀ f_i of the prior mean of each member."""
@@ -108,7 +114,9 @@ class FeatureEffects:
         gram, pull = (table.T @ table).double(), (table.T @ target).double()
         strength = _strengths(self.weights.double(), self.inverse, precision, self.groups, n_free)
         inverse = _inverse_of(gram, strength)
-        return replace(self, weights=(inverse @ pull).to(target), strength=strength, inverse=inverse)
+        return replace(
+            self, weights=(inverse @ pull).to(target), strength=strength, inverse=inverse
+        )
 
 
 @dataclass(frozen=True)
@@ -122,21 +130,33 @@ class Strangers:
 
     @classmethod
     def of(
-        cls, features: FeatureEffects, means: Tensor, rated: Tensor, doubt: Tensor, n_free: int, weight: Tensor, *,
+        cls,
+        features: FeatureEffects,
+        means: Tensor,
+        rated: Tensor,
+        doubt: Tensor,
+        n_free: int,
+        weight: Tensor,
+        *,
         steps: int = 20,
-    ) -> Strangers:  # fmt: skip
+    ) -> Strangers:
         """Regress the posterior means of members with ratings on their features; strengths are learnt."""
         table, target, n = features.table[rated].double(), means[rated].double(), len(weight)
         level, center, root = weight @ table / n, weight @ target / n, weight.sqrt()[:, None]
         table, target = root * (table - level), root * (target - center)
         gram, pull = table.T @ table, table.T @ target
-        strength, eye = features.strength, torch.eye(len(doubt), dtype=torch.float64, device=doubt.device)
+        strength, eye = (
+            features.strength,
+            torch.eye(len(doubt), dtype=torch.float64, device=doubt.device),
+        )
         inverse = _inverse_of(gram, strength)
         weights = inverse @ pull
         for _ in range(steps):
             off = target - table @ weights
             spread = (off.T @ off + doubt) / (n + 1)
-            strength = _strengths(weights, inverse, torch.linalg.inv(spread + 1e-12 * eye), features.groups, n_free)
+            strength = _strengths(
+                weights, inverse, torch.linalg.inv(spread + 1e-12 * eye), features.groups, n_free
+            )
             inverse = _inverse_of(gram, strength)
             weights = inverse @ pull
         return cls(center - level @ weights, weights, inverse, spread)
@@ -155,9 +175,14 @@ def _inverse_of(gram: Tensor, strength: Tensor) -> Tensor:
     return torch.cholesky_inverse(torch.linalg.cholesky(gram + torch.diag(strength)))
 
 
-def _strengths(weights: Tensor, inverse: Tensor, precision: Tensor, groups: Tensor, n_free: int) -> Tensor:
+def _strengths(
+    weights: Tensor, inverse: Tensor, precision: Tensor, groups: Tensor, n_free: int
+) -> Tensor:
     """λ_k = q p / Σ (w_kᵀ K w_k + q (A⁻¹)_kk) over the p columns of the table that belong to the feature of k."""
     size = ((weights @ precision) * weights).sum(1) + n_free * inverse.diagonal()
     count = int(groups.max()) + 1
-    total, columns = size.new_zeros(count).index_add_(0, groups, size), torch.bincount(groups, minlength=count)
+    total, columns = (
+        size.new_zeros(count).index_add_(0, groups, size),
+        torch.bincount(groups, minlength=count),
+    )
     return (n_free * columns / total).clamp(1e-3, 1e6)[groups]

@@ -26,7 +26,10 @@ from fisherfold.completion.inference.prior_mean import FeatureEffects
 from fisherfold.completion.ratings import Ratings
 from fisherfold.distributed import Axis
 
-_DAMPING, _EVEN = 10.0, 100.0  # pseudo-ratings of value zero in each offset, and in the steps of the iteration
+_DAMPING, _EVEN = (
+    10.0,
+    100.0,
+)  # pseudo-ratings of value zero in each offset, and in the steps of the iteration
 _STEPS = 3
 _OVERSAMPLING = 4
 _LEAST_SHARE = 0.01  # of the residual variance, given to all new factors together at least
@@ -35,37 +38,57 @@ FeatureTable = tuple[Tensor, Tensor]
 
 
 def start_posterior(
-    ratings: Ratings, rank: int, *, ridge: float | None = None, row_offsets: bool = True, column_offsets: bool = True,
-    weight_strength: float = WEIGHT_STRENGTH, seed: int = 0,
+    ratings: Ratings,
+    rank: int,
+    *,
+    ridge: float | None = None,
+    row_offsets: bool = True,
+    column_offsets: bool = True,
+    weight_strength: float = WEIGHT_STRENGTH,
+    seed: int = 0,
     features: tuple[FeatureTable | None, FeatureTable | None] = (None, None),
-) -> CompletionPosterior:  # fmt: skip
+) -> CompletionPosterior:
     """Where a fit starts: offsets and the singular vectors of the residuals."""
     ones = torch.ones(rank, dtype=ratings.dtype, device=ratings.device)
     b, c = _offsets(ratings, row_offsets, column_offsets)
     by_row = _residuals(ratings.by_row, b[:, None], c[:, None])
     by_column = _residuals(ratings.by_column, c[:, None], b[:, None])
     variance = max(ratings.add(by_row.double().square()) / ratings.n_ratings, 1e-6)
-    v, sizes = _right_vectors(ratings, by_row, by_column, rank, variance, torch.Generator().manual_seed(seed))
+    v, sizes = _right_vectors(
+        ratings, by_row, by_column, rank, variance, torch.Generator().manual_seed(seed)
+    )
     variances = [
         torch.cat([factors, _variance(offsets, axis).clamp(min=0.01)[None].to(v)])
         for factors, offsets, axis in ((sizes, b, ratings.row_axis), (ones, c, ratings.column_axis))
     ]
     axes = ratings.row_axis, ratings.column_axis
     rows = Side.start(
-        torch.cat([v.new_zeros(len(b), rank), b[:, None]], dim=1), ratings.row_counts, variances[0],
-        has_offset=row_offsets, axis=axes[0], others=axes[1],
-    )  # fmt: skip
+        torch.cat([v.new_zeros(len(b), rank), b[:, None]], dim=1),
+        ratings.row_counts,
+        variances[0],
+        has_offset=row_offsets,
+        axis=axes[0],
+        others=axes[1],
+    )
     columns = Side.start(
-        torch.cat([v, c[:, None]], dim=1), ratings.column_counts, variances[1], has_offset=column_offsets,
-        axis=axes[1], others=axes[0],
-    )  # fmt: skip
+        torch.cat([v, c[:, None]], dim=1),
+        ratings.column_counts,
+        variances[1],
+        has_offset=column_offsets,
+        axis=axes[1],
+        others=axes[0],
+    )
     for side, given in zip((rows, columns), features, strict=True):
         if given is not None:
             side.features = FeatureEffects.start(*given, rank + 1)
-    return CompletionPosterior(rows, columns, 1.2 / variance, weight_strength, ratings.n_ratings, ridge)
+    return CompletionPosterior(
+        rows, columns, 1.2 / variance, weight_strength, ratings.n_ratings, ridge
+    )
 
 
-def raise_rank(posterior: CompletionPosterior, ratings: Ratings, rank: int, *, seed: int = 0) -> CompletionPosterior:
+def raise_rank(
+    posterior: CompletionPosterior, ratings: Ratings, rank: int, *, seed: int = 0
+) -> CompletionPosterior:
     """Add factors to a posterior."""
     extra = rank - posterior.rank
     if extra < 1:
@@ -75,19 +98,30 @@ def raise_rank(posterior: CompletionPosterior, ratings: Ratings, rank: int, *, s
     by_column = _residuals(ratings.by_column, columns.mean, rows.mean)
     variance = max(ratings.add(by_row.double().square()) / ratings.n_ratings, 1e-6)
     v, sizes = _right_vectors(
-        ratings, by_row, by_column, extra, variance, torch.Generator().manual_seed(seed), damped=False
+        ratings,
+        by_row,
+        by_column,
+        extra,
+        variance,
+        torch.Generator().manual_seed(seed),
+        damped=False,
     )
     empty = torch.zeros_like(rows.mean[:, :1]).expand(-1, extra)
     return replace(
-        posterior, trace=[], converged=False, rows=_widen(rows, empty, sizes),
+        posterior,
+        trace=[],
+        converged=False,
+        rows=_widen(rows, empty, sizes),
         columns=_widen(columns, v, torch.ones_like(sizes)),
-    )  # fmt: skip
+    )
 
 
 def _residuals(groups: Grouped, own: Tensor, other: Tensor) -> Tensor:
     """Values less predictions, in the order of the groups, a bounded number at a time."""
     parts = []
-    for start in range(0, max(groups.n_ratings, 1), _CHUNK):  # once for no ratings, of which a process may have none
+    for start in range(
+        0, max(groups.n_ratings, 1), _CHUNK
+    ):  # once for no ratings, of which a process may have none
         stop = min(start + _CHUNK, groups.n_ratings)
         u, v = own[groups.groups(start, stop).long()], other[groups.indices(start, stop).long()]
         fitted = (u[:, :-1] * v[:, :-1]).sum(1) + u[:, -1] + v[:, -1]
@@ -108,15 +142,22 @@ def _widen(side: Side, factors: Tensor, variance: Tensor) -> Side:
     precision[torch.tensor(keep)[:, None], torch.tensor(keep)] = side.precision
     effects, features = side.set_effects, side.features
     if effects is not None:
-        effects = replace(effects, effects=_insert(effects.effects, extra), sums=_insert(effects.sums, extra))
+        effects = replace(
+            effects, effects=_insert(effects.effects, extra), sums=_insert(effects.sums, extra)
+        )
     if features is not None:
         features = replace(features, weights=_insert(features.weights, extra))
     return replace(
-        side, features=features, mean=torch.cat([side.mean[:, :-1], factors, side.mean[:, -1:]], dim=1),
-        covariance=pack(square), precision=precision, center=_insert(side.center[None], extra)[0], set_effects=effects,
+        side,
+        features=features,
+        mean=torch.cat([side.mean[:, :-1], factors, side.mean[:, -1:]], dim=1),
+        covariance=pack(square),
+        precision=precision,
+        center=_insert(side.center[None], extra)[0],
+        set_effects=effects,
         start_variance=torch.cat([side.start_variance[:-1], fresh, side.start_variance[-1:]]),
         log_det=side.log_det.clone(),
-    )  # fmt: skip
+    )
 
 
 def _insert(table: Tensor, extra: int) -> Tensor:
@@ -132,7 +173,10 @@ def _offsets(ratings: Ratings, row_offsets: bool, column_offsets: bool) -> tuple
     sides, axes = (ratings.by_row, ratings.by_column), (ratings.column_axis, ratings.row_axis)
     ones = [torch.ones(len(axis), dtype=ratings.dtype, device=ratings.device) for axis in axes]
     values = [_sums(side, one, 1) for side, one in zip(sides, ones, strict=True)]
-    counts = [n.to(v) + _DAMPING for n, v in zip((ratings.row_counts, ratings.column_counts), values, strict=True)]
+    counts = [
+        n.to(v) + _DAMPING
+        for n, v in zip((ratings.row_counts, ratings.column_counts), values, strict=True)
+    ]
     b, c = (torch.zeros_like(v) for v in values)
     for _ in range(2):
         if column_offsets:
@@ -148,7 +192,13 @@ def _sums(groups: Grouped, vector: Tensor, power: int) -> Tensor:
 
 
 def _right_vectors(
-    ratings: Ratings, by_row: Tensor, by_column: Tensor, rank: int, variance: float, generator: torch.Generator, *,
+    ratings: Ratings,
+    by_row: Tensor,
+    by_column: Tensor,
+    rank: int,
+    variance: float,
+    generator: torch.Generator,
+    *,
     damped: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """The leading right singular vectors of residuals by subspace iteration, then small noise; and their sizes."""
@@ -158,10 +208,15 @@ def _right_vectors(
     v = axis.randn(width, generator).to(by_row)
     rows, columns = ratings.by_row, ratings.by_column
     of_rows, of_columns = rows.indices(), columns.indices()
-    even = [1 / (_EVEN + n.to(v)[:, None]) if damped else 1.0 for n in (ratings.row_counts, ratings.column_counts)]
+    even = [
+        1 / (_EVEN + n.to(v)[:, None]) if damped else 1.0
+        for n in (ratings.row_counts, ratings.column_counts)
+    ]
     for _ in range(_STEPS):
         u = rows.total(bag_sum(v, of_rows, rows.offsets, by_row)) * even[0]
-        v = axis.orthonormal(columns.total(bag_sum(u, of_columns, columns.offsets, by_column)) * even[1])
+        v = axis.orthonormal(
+            columns.total(bag_sum(u, of_columns, columns.offsets, by_column)) * even[1]
+        )
     u = rows.total(bag_sum(v, of_rows, rows.offsets, by_row))
     directions = torch.linalg.eigh(ratings.row_axis.second_moment(u))[1].flip(1)
     v, u = v @ directions[:, :rank], u @ directions[:, :rank]
@@ -170,8 +225,12 @@ def _right_vectors(
     squares, noise, norm = ratings.row_axis.total(sums)
     least = _LEAST_SHARE * variance / rank
     sizes = v.new_full((rank,), least)
-    sizes[: v.shape[1]] = ((squares - variance * noise) / (ratings.n_columns * norm)).clamp(min=least).to(v)
-    if v.shape[1] < rank:  # more factors than columns: the surplus starts as noise and is switched off by the prior
+    sizes[: v.shape[1]] = (
+        ((squares - variance * noise) / (ratings.n_columns * norm)).clamp(min=least).to(v)
+    )
+    if (
+        v.shape[1] < rank
+    ):  # more factors than columns: the surplus starts as noise and is switched off by the prior
         spare = axis.randn(rank - v.shape[1], generator).to(v)
         v = torch.cat([v, spare / math.sqrt(ratings.n_columns)], dim=1)
     return v * math.sqrt(ratings.n_columns), sizes

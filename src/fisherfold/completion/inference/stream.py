@@ -66,14 +66,24 @@ def _before(side: Side, ids: Tensor) -> _Before:
     if not side.has_offset:
         covariance[:, -1, -1] = 1
     precision, prior = torch.linalg.inv(covariance), side.precision
-    pull = (precision @ side.mean[ids].double()[:, :, None])[:, :, 0] - side.prior_mean_of(ids).double() @ prior
-    return _Before(ids, prior, precision - prior, pull, side.weight[ids].double(), side.shortfall[ids])
+    pull = (precision @ side.mean[ids].double()[:, :, None])[:, :, 0] - side.prior_mean_of(
+        ids
+    ).double() @ prior
+    return _Before(
+        ids, prior, precision - prior, pull, side.weight[ids].double(), side.shortfall[ids]
+    )
 
 
 def absorb(
-    posterior: CompletionPosterior, batch: Ratings, rows: Tensor, columns: Tensor, *,
-    passes: int = 3, move: tuple[bool, bool] = (True, True), new_rows: bool = False,
-) -> None:  # fmt: skip
+    posterior: CompletionPosterior,
+    batch: Ratings,
+    rows: Tensor,
+    columns: Tensor,
+    *,
+    passes: int = 3,
+    move: tuple[bool, bool] = (True, True),
+    new_rows: bool = False,
+) -> None:
     """Add the evidence of new ratings."""
     sides = ((posterior.rows, rows, batch.by_row), (posterior.columns, columns, batch.by_column))
     before = [_before(side, ids) for side, ids, _ in sides]
@@ -81,7 +91,9 @@ def absorb(
         if learns:
             _count(side, ids, groups, other_ids)
     if new_rows:
-        before[0].prior = posterior.rows.precision / _width(posterior.rows, batch.by_row, columns)[:, None, None]
+        before[0].prior = (
+            posterior.rows.precision / _width(posterior.rows, batch.by_row, columns)[:, None, None]
+        )
     residual = torch.zeros(0)
     for _ in range(passes):
         for k in (0, 1):
@@ -100,7 +112,9 @@ def _width(side: Side, groups: Grouped, other_ids: Tensor) -> Tensor:
     """1 + n_i⁻¹ Σ_{j ∈ Ω_i} 1/(γ + d_j), by how much the prior covariance of new members is wider than K⁻¹."""
     if side.set_effects is None:
         return side.precision.new_ones(groups.n_groups)
-    doubt = 1 / (SET_STRENGTH + side.set_effects.shares.double()[other_ids[groups.indices().long()]])
+    doubt = 1 / (
+        SET_STRENGTH + side.set_effects.shares.double()[other_ids[groups.indices().long()]]
+    )
     sums = doubt.new_zeros(groups.n_groups).index_add_(0, groups.groups().long(), doubt)
     return 1 + sums / groups.counts.clamp(min=1)
 
@@ -112,24 +126,37 @@ def _count(side: Side, ids: Tensor, groups: Grouped, other_ids: Tensor) -> None:
     if side.set_effects is not None:
         x = side.set_effects.effects[other_ids[groups.indices().long()]]
         new = torch.zeros_like(side.set_effects.sums[ids]).index_add_(0, groups.groups().long(), x)
-        side.set_effects = replace(side.set_effects, sums=side.set_effects.sums.index_add(0, ids, new))
+        side.set_effects = replace(
+            side.set_effects, sums=side.set_effects.sums.index_add(0, ids, new)
+        )
 
 
 def _natural_step(
-    posterior: CompletionPosterior, side: Side, before: _Before, given: Side, given_ids: Tensor, groups: Grouped
+    posterior: CompletionPosterior,
+    side: Side,
+    before: _Before,
+    given: Side,
+    given_ids: Tensor,
+    groups: Grouped,
 ) -> Tensor:
     """Set the posterior of the batch's members to old evidence + prior + new evidence; the new residuals."""
     ids, tau = before.ids, posterior.noise_precision
-    weighted = moments(given.mean[given_ids], given.covariance[given_ids]) * given.weight[given_ids, None]
+    weighted = (
+        moments(given.mean[given_ids], given.covariance[given_ids]) * given.weight[given_ids, None]
+    )
     evidence = Summands(weighted).collect(groups, 0, groups.n_groups).double()
     gram, pull = evidence.normal_equations()
     weight = side.weight[ids].double()
     rescale, scale = (weight / before.weight)[:, None], (weight * tau)[:, None]
     precision = before.prior + rescale[:, :, None] * before.precision + scale[:, :, None] * gram
     expected = (before.prior @ side.prior_mean_of(ids).double()[:, :, None])[:, :, 0]
-    mean, packed, log_det = optimum(side, precision, expected + rescale * before.pull + scale * pull)
+    mean, packed, log_det = optimum(
+        side, precision, expected + rescale * before.pull + scale * pull
+    )
     _, residual = evidence.residual(mean, packed)
-    side.mean[ids], side.covariance[ids], side.log_det[ids] = (x.to(side.mean) for x in (mean, packed, log_det))
+    side.mean[ids], side.covariance[ids], side.log_det[ids] = (
+        x.to(side.mean) for x in (mean, packed, log_det)
+    )
     if posterior.weight_strength:
         side.shortfall[ids] = before.shortfall + (tau * residual).to(side.mean)
         strength = posterior.weight_strength
@@ -147,6 +174,10 @@ def look_back(posterior: CompletionPosterior, ratings: Ratings, *, passes: int =
         if side.set_effects is not None:
             side.set_effects = SetEffects.of(side.set_effects.effects, side.counts, own, other)
     fit_variational(
-        ratings, posterior.rank, max_iter=len(posterior.trace) + passes, tol=-torch.inf, init=posterior,
+        ratings,
+        posterior.rank,
+        max_iter=len(posterior.trace) + passes,
+        tol=-torch.inf,
+        init=posterior,
         set_effects=posterior.rows.set_effects is not None,
-    )  # fmt: skip
+    )

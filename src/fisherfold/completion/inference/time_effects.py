@@ -27,14 +27,18 @@ class TimeEffects:
         place = torch.searchsorted(self.keys, key).clamp(max=len(self.keys) - 1)
         known = (self.keys[place] == key) & (members >= 0)
         mean = torch.where(known, self.mean[place], torch.zeros_like(self.mean[place]))
-        variance = torch.where(known, self.variance[place], torch.full_like(self.mean[place], self.prior))
+        variance = torch.where(
+            known, self.variance[place], torch.full_like(self.mean[place], self.prior)
+        )
         timeless = torch.isnan(times)
         return mean.masked_fill(timeless, 0.0), variance.masked_fill(timeless, 0.0)
 
     def bound(self) -> float:
         """Minus the divergence of q from the prior."""
         share = (self.variance / self.prior).double()
-        return 0.5 * float((share.log() + 1 - share - self.mean.double().square() / self.prior).sum())
+        return 0.5 * float(
+            (share.log() + 1 - share - self.mean.double().square() / self.prior).sum()
+        )
 
     def improved(self, place: Tensor, left: Tensor, omega: Tensor) -> TimeEffects:
         """The optimum of the effects given what the other terms leave, then of their prior variance."""
@@ -51,5 +55,7 @@ def periods_of(times: npt.NDArray[np.float64], length: float | None, most: int) 
     if length is not None:
         days = np.unique(np.floor(times / length))
         if len(days) <= most:
-            return torch.from_numpy(np.append(days[1:], days[-1] + 1) * length)  # after the last day nothing is known
+            return torch.from_numpy(
+                np.append(days[1:], days[-1] + 1) * length
+            )  # after the last day nothing is known
     return torch.from_numpy(np.unique(np.quantile(times, np.linspace(0, 1, most + 1)[1:-1])))

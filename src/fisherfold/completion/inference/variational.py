@@ -37,17 +37,28 @@ _MOMENTUM, _SLOW = 0.7, 0.5
 # The last pass moves predictions by less than so many times the tolerance of the bound. Held-out errors settle with the
 # predictions; at a high rank the bound goes on rising for long, by switching factors off.
 _MOVE, _SAMPLE = 30.0, 2**14
-_CHUNK_ENTRIES = 2**18  # of the (n, q, q) working arrays: they stay in the cache, and memory stays bounded
+_CHUNK_ENTRIES = (
+    2**18
+)  # of the (n, q, q) working arrays: they stay in the cache, and memory stays bounded
 
 
 def fit_variational(
-    ratings: Ratings, rank: int, *, max_iter: int = 50, tol: float = 3e-4, ridge: float | None = None,
-    row_offsets: bool = True, column_offsets: bool = True, set_effects: bool = True,
-    weight_strength: float = WEIGHT_STRENGTH, seed: int = 0,
-    callback: Callable[[CompletionPosterior], None] | None = None, init: CompletionPosterior | None = None,
+    ratings: Ratings,
+    rank: int,
+    *,
+    max_iter: int = 50,
+    tol: float = 3e-4,
+    ridge: float | None = None,
+    row_offsets: bool = True,
+    column_offsets: bool = True,
+    set_effects: bool = True,
+    weight_strength: float = WEIGHT_STRENGTH,
+    seed: int = 0,
+    callback: Callable[[CompletionPosterior], None] | None = None,
+    init: CompletionPosterior | None = None,
     observations: Observations | None = None,
     features: tuple[FeatureTable | None, FeatureTable | None] = (None, None),
-) -> CompletionPosterior:  # fmt: skip
+) -> CompletionPosterior:
     """Fit the posterior by coordinate ascent on the evidence lower bound.
 
     Example:
@@ -58,9 +69,15 @@ def fit_variational(
     """
     if init is None:
         init = start_posterior(
-            ratings, rank, ridge=ridge, row_offsets=row_offsets, column_offsets=column_offsets,
-            weight_strength=weight_strength, seed=seed, features=features,
-        )  # fmt: skip
+            ratings,
+            rank,
+            ridge=ridge,
+            row_offsets=row_offsets,
+            column_offsets=column_offsets,
+            weight_strength=weight_strength,
+            seed=seed,
+            features=features,
+        )
     posterior, began = init, time.perf_counter()
     before = posterior.trace[-1]["seconds"] if posterior.trace else 0.0
     floor = noise_floor(ratings.dtype)
@@ -84,14 +101,25 @@ def fit_variational(
             kept = [(part, vars(part).copy()) for part in (posterior, rows, columns)]
             plain, ahead = rows.mean, torch.lerp(old, rows.mean, 1 + _MOMENTUM)
             rows.mean = ahead
-            table = _half_pass(posterior, columns, rows, moments(ahead, rows.covariance), *column_step)
+            table = _half_pass(
+                posterior, columns, rows, moments(ahead, rows.covariance), *column_step
+            )
             if (bound := posterior.bound()) < last:
-                for part, values in kept:  # members of the columns were changed in place, and are set once more
+                for (
+                    part,
+                    values,
+                ) in kept:  # members of the columns were changed in place, and are set once more
                     vars(part).update(values)
                 rows.mean = ahead = plain
-                table = _half_pass(posterior, columns, rows, moments(plain, rows.covariance), *column_step)
+                table = _half_pass(
+                    posterior, columns, rows, moments(plain, rows.covariance), *column_step
+                )
                 bound = posterior.bound()
-        record = {"iteration": iteration, "seconds": before + time.perf_counter() - began, "bound": bound}
+        record = {
+            "iteration": iteration,
+            "seconds": before + time.perf_counter() - began,
+            "bound": bound,
+        }
         moved = sample.moved(posterior)
         posterior.trace.append(record | {"noise": posterior.noise_precision**-0.5, "moved": moved})
         posterior.converged = record["bound"] - last < tol or moved < _MOVE * tol
@@ -124,12 +152,22 @@ class _Sample:
 
 
 def _half_pass(
-    posterior: CompletionPosterior, side: Side, given: Side, table: Tensor, groups: Grouped, others: Grouped,
-    set_effects: bool, floor: float, observations: Observations | None, order: int,
-) -> Tensor:  # fmt: skip
+    posterior: CompletionPosterior,
+    side: Side,
+    given: Side,
+    table: Tensor,
+    groups: Grouped,
+    others: Grouped,
+    set_effects: bool,
+    floor: float,
+    observations: Observations | None,
+    order: int,
+) -> Tensor:
     """Update one side given the other, then noise, prior mean and prior; this side's table of moments."""
     values = groups if observations is None else observations.refresh(posterior)[order]
-    table, residual = update_side(side, table.mul_(given.weight[:, None]), values, posterior.noise_precision)
+    table, residual = update_side(
+        side, table.mul_(given.weight[:, None]), values, posterior.noise_precision
+    )
     _update_noise(posterior, side, residual, floor)
     if set_effects:
         side.update_set_effects(groups, others)
@@ -139,15 +177,25 @@ def _half_pass(
     return table
 
 
-def gradual_start(ratings: Ratings, rank: int, *, set_effects: bool = True, **model: Any) -> CompletionPosterior:
+def gradual_start(
+    ratings: Ratings, rank: int, *, set_effects: bool = True, **model: Any
+) -> CompletionPosterior:
     """Where a fit starts: ``start_posterior``, or a path over ranks where the rank is high or ratings are few."""
     first = rank if model.get("ridge") is not None else first_rank(ratings, rank)
     posterior = start_posterior(ratings, first, **model)
     while posterior.rank < rank:
         posterior = fit_variational(
-            ratings, posterior.rank, max_iter=_PASSES, tol=_ON_THE_WAY, set_effects=set_effects, init=posterior, **model
+            ratings,
+            posterior.rank,
+            max_iter=_PASSES,
+            tol=_ON_THE_WAY,
+            set_effects=set_effects,
+            init=posterior,
+            **model,
         )
-        posterior = raise_rank(posterior, ratings, _next_rank(posterior.rank, rank), seed=model.get("seed", 0))
+        posterior = raise_rank(
+            posterior, ratings, _next_rank(posterior.rank, rank), seed=model.get("seed", 0)
+        )
     return posterior
 
 
@@ -178,12 +226,19 @@ def update_side(
             part = slice(first, min(first + chunk, n))
             prior = prior_mean if len(prior_mean) == 1 else prior_mean[part]
             own = evidence.part(slice(first - begin, part.stop - begin))
-            table[part], residual[part] = update_members(side, part, own, prior, noise_precision, known)
+            table[part], residual[part] = update_members(
+                side, part, own, prior, noise_precision, known
+            )
     return table, residual
 
 
 def update_members(
-    side: Side, part: slice, evidence: Evidence, prior_mean: Tensor, noise_precision: float, known: bool = False
+    side: Side,
+    part: slice,
+    evidence: Evidence,
+    prior_mean: Tensor,
+    noise_precision: float,
+    known: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Set a run of members to precision K + τ α_i T_i; their second moments and expected squared residuals."""
     gram, pull = evidence.normal_equations()
@@ -208,7 +263,9 @@ def optimum(side: Side, precision: Tensor, pull: Tensor) -> tuple[Tensor, Tensor
     return mean, packed, -log_det
 
 
-def _update_noise(posterior: CompletionPosterior, side: Side, residual: Tensor, floor: float) -> None:
+def _update_noise(
+    posterior: CompletionPosterior, side: Side, residual: Tensor, floor: float
+) -> None:
     """Set the noise weights of one side, then τ, to the values that maximise the bound."""
     strength = posterior.weight_strength
     if strength:

@@ -31,14 +31,28 @@ from fisherfold.manifolds.base import Manifold
 class CompletionFisher(FisherOperator):
     """The exact Fisher product; CG on it is preconditioned with the row blocks."""
 
-    approximates = "nothing: the Fisher information of the partially observed model, coefficients eliminated"
+    approximates = (
+        "nothing: the Fisher information of the partially observed model, coefficients eliminated"
+    )
 
     def __init__(
-        self, manifold: Manifold, point: Tensor, ratings: Ratings, fit: kernels.ColumnFit, row_gram: Tensor, *,
-        residual_terms: str, noise: Tensor | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        manifold: Manifold,
+        point: Tensor,
+        ratings: Ratings,
+        fit: kernels.ColumnFit,
+        row_gram: Tensor,
+        *,
+        residual_terms: str,
+        noise: Tensor | None = None,
+    ) -> None:
         super().__init__(manifold, point)
-        self.ratings, self.fit, self.row_gram, self.residual_terms = ratings, fit, row_gram, residual_terms
+        self.ratings, self.fit, self.row_gram, self.residual_terms = (
+            ratings,
+            fit,
+            row_gram,
+            residual_terms,
+        )
         self._inverse = fit.inverse()
         self._weights: Tensor | None = None
         self._positive_gram = row_gram
@@ -46,14 +60,23 @@ class CompletionFisher(FisherOperator):
             a = fit.coefficients
             self._weights = a.unsqueeze(2) * a.unsqueeze(1) - noise[:, None, None] * self._inverse
             rows, columns = triangle(a.shape[1], a.device)
-            self.row_gram = kernels.plain_sum(ratings.by_row.here(), self._weights[:, rows, columns])
+            self.row_gram = kernels.plain_sum(
+                ratings.by_row.here(), self._weights[:, rows, columns]
+            )
         self._blocks: tuple[float, Tensor] | None = None
 
     def _matvec(self, v: Tensor) -> Tensor:
         product = kernels.fisher_product(
-            self.ratings.by_column, self.ratings.by_row.here(), self.point, self.fit, self._inverse, self.row_gram, v,
-            residual_terms=self.residual_terms, weights=self._weights,
-        )  # fmt: skip
+            self.ratings.by_column,
+            self.ratings.by_row.here(),
+            self.point,
+            self.fit,
+            self._inverse,
+            self.row_gram,
+            v,
+            residual_terms=self.residual_terms,
+            weights=self._weights,
+        )
         if self.residual_terms == "observed":
             # Uᵀ∇ = Σ_i U_iᵀr_i a_iᵀ = -Σ_i λ_i a_i a_iᵀ, zero without a ridge.
             a = self.fit.coefficients
@@ -64,7 +87,9 @@ class CompletionFisher(FisherOperator):
     def precondition(self, v: Tensor, damping: float) -> Tensor:
         """P (B_j + λ)⁻¹ v_j with the row blocks B_j, which is positive definite on the tangent space."""
         if self._blocks is None or self._blocks[0] != damping:
-            blocks = unpack(self.ratings.column_axis.total(self._positive_gram)) / self.ratings.n_columns
+            blocks = (
+                unpack(self.ratings.column_axis.total(self._positive_gram)) / self.ratings.n_columns
+            )
             # A row seen less often than the rank has a singular block; a hundredth of the mean keeps it invertible.
             scale = blocks.diagonal(dim1=1, dim2=2).mean().clamp(min=torch.finfo(v.dtype).tiny)
             blocks.diagonal(dim1=1, dim2=2).add_(damping + 1e-2 * scale)

@@ -55,9 +55,18 @@ _Record = Callable[[dict[str, float]], object]
 
 
 def fit_point(
-    ratings: Ratings, rank: int, *, ridge: float | None = None, row_offsets: bool = True, column_offsets: bool = True,
-    solver: str = "auto", max_iter: int = 30, tol: float = 1e-4, seed: int = 0, callback: _Record | None = None,
-) -> CompletionPosterior:  # fmt: skip
+    ratings: Ratings,
+    rank: int,
+    *,
+    ridge: float | None = None,
+    row_offsets: bool = True,
+    column_offsets: bool = True,
+    solver: str = "auto",
+    max_iter: int = 30,
+    tol: float = 1e-4,
+    seed: int = 0,
+    callback: _Record | None = None,
+) -> CompletionPosterior:
     """Fit a point estimate to ratings that were centred and scaled, and write it as a posterior.
 
     Example:
@@ -73,21 +82,31 @@ def fit_point(
     began = time.perf_counter()
 
     def record(row: dict[str, float]) -> None:
-        trace.append({"iteration": float(len(trace) + 1), "seconds": time.perf_counter() - began} | row)
+        trace.append(
+            {"iteration": float(len(trace) + 1), "seconds": time.perf_counter() - began} | row
+        )
         if callback is not None:
             callback(trace[-1])
 
     start = partial(
-        start_posterior, rank=rank, row_offsets=row_offsets, column_offsets=column_offsets, weight_strength=0.0,
+        start_posterior,
+        rank=rank,
+        row_offsets=row_offsets,
+        column_offsets=column_offsets,
+        weight_strength=0.0,
         seed=seed,
-    )  # fmt: skip
+    )
     if solver == "auto":
         posterior = _alternate(ratings, ridge, start, max_iter, tol, seed, record)
         penalties = [side.precision for side in (posterior.rows, posterior.columns)]
     else:
-        posterior, penalties = _minimize(ratings, ridge or 0.0, start, solver, max_iter, tol, seed, record)
+        posterior, penalties = _minimize(
+            ratings, ridge or 0.0, start, solver, max_iter, tol, seed, record
+        )
     posterior.trace, posterior.misfit = trace, _squares(posterior, ratings)
-    posterior.noise_precision = 1 / max(posterior.misfit / ratings.n_ratings, noise_floor(ratings.dtype))
+    posterior.noise_precision = 1 / max(
+        posterior.misfit / ratings.n_ratings, noise_floor(ratings.dtype)
+    )
     for side, penalty in zip((posterior.rows, posterior.columns), penalties, strict=True):
         side.weight = torch.ones_like(side.weight)
         side.set_precision(posterior.noise_precision * penalty)
@@ -99,7 +118,9 @@ def _set_covariances(posterior: CompletionPosterior, ratings: Ratings) -> None:
     """The inverse Hessian blocks as covariances; the means stay."""
     rows, columns = posterior.rows, posterior.columns
     tables = [_known(side) for side in (columns, rows)]
-    for side, table, groups in zip((rows, columns), tables, (ratings.by_row, ratings.by_column), strict=True):
+    for side, table, groups in zip(
+        (rows, columns), tables, (ratings.by_row, ratings.by_column), strict=True
+    ):
         mean = side.mean.clone()
         update_side(side, table, groups, posterior.noise_precision)
         side.mean = mean
@@ -118,9 +139,14 @@ def _squares(posterior: CompletionPosterior, ratings: Ratings) -> float:
 
 
 def _alternate(
-    ratings: Ratings, ridge: float | None, start: Callable[[Ratings], CompletionPosterior], max_iter: int, tol: float,
-    seed: int, record: _Record,
-) -> CompletionPosterior:  # fmt: skip
+    ratings: Ratings,
+    ridge: float | None,
+    start: Callable[[Ratings], CompletionPosterior],
+    max_iter: int,
+    tol: float,
+    seed: int,
+    record: _Record,
+) -> CompletionPosterior:
     """Both factors by turns; the precisions of the result are its penalties."""
     held_out = None
     if ridge is None and ratings.n_ratings >= _ENOUGH_TO_VALIDATE:
@@ -146,7 +172,10 @@ def _penalise(posterior: CompletionPosterior, ratings: Ratings, ridge: float, le
     # with no ridge at all, rows with few ratings would be singular: the floor selects their least-norm solution
     floor = torch.finfo(ratings.dtype).eps ** 0.5 * left
     posterior.fixed_ridge = max(ridge, floor)
-    for side, counts in ((posterior.rows, ratings.row_counts), (posterior.columns, ratings.column_counts)):
+    for side, counts in (
+        (posterior.rows, ratings.row_counts),
+        (posterior.columns, ratings.column_counts),
+    ):
         side.counts = counts.to(side.mean)
         side.weight = (side.counts.clamp(min=1) * (side.size / ratings.n_ratings)).rsqrt()
         penalty = torch.full_like(side.precision[0], posterior.fixed_ridge)
@@ -170,8 +199,13 @@ def sweep(posterior: CompletionPosterior, ratings: Ratings) -> float:
 def _balance(posterior: CompletionPosterior, ratings: Ratings) -> None:
     """The best S for the products ⟨u_i, v_j⟩: coordinates in which Σ w u uᵀ and Σ w v vᵀ are equal and diagonal."""
     u, v = posterior.rows.mean[:, :-1], posterior.columns.mean[:, :-1]
-    sides = (u, posterior.rows.weight, ratings.row_axis), (v, posterior.columns.weight, ratings.column_axis)
-    left, right = (axis.second_moment(x / weight.sqrt()[:, None]).double() for x, weight, axis in sides)
+    sides = (
+        (u, posterior.rows.weight, ratings.row_axis),
+        (v, posterior.columns.weight, ratings.column_axis),
+    )
+    left, right = (
+        axis.second_moment(x / weight.sqrt()[:, None]).double() for x, weight, axis in sides
+    )
     if float(left.trace() * right.trace()) ** 0.5 <= torch.finfo(u.dtype).tiny ** 0.25:
         return  # nothing left to balance
     values, vectors = torch.linalg.eigh(left)
@@ -192,7 +226,9 @@ def _part(ratings: Ratings, chosen: Tensor) -> Ratings:
 def held_out_entries(ratings: Ratings, share: float, seed: int) -> Tensor | None:
     """Choose a share of the entries at random by a hash of their pair, whichever process holds them."""
     rows, columns, _ = ratings.entries()
-    pair = (rows.cpu().numpy().astype(np.uint64) + np.uint64(ratings.row_axis.start)) << np.uint64(32)
+    pair = (rows.cpu().numpy().astype(np.uint64) + np.uint64(ratings.row_axis.start)) << np.uint64(
+        32
+    )
     key = pair + columns.cpu().numpy().astype(np.uint64) + np.uint64(ratings.column_axis.start)
     key += np.uint64(seed * 0x9E3779B97F4A7C15 % 2**64)
     chosen = torch.from_numpy(mixed(key) < np.uint64(share * 2.0**64)).to(ratings.device)
@@ -205,7 +241,9 @@ def _choose_ridge(
 ) -> tuple[CompletionPosterior, float]:
     """Where the error of held-out ratings is least, and its λ."""
 
-    def tried(level: float, start: CompletionPosterior, rounds: int) -> tuple[float, CompletionPosterior]:
+    def tried(
+        level: float, start: CompletionPosterior, rounds: int
+    ) -> tuple[float, CompletionPosterior]:
         found = start.copied()
         _penalise(found, train, level * left, left)
         for _ in range(rounds):  # a few are enough to rank the levels
@@ -232,19 +270,29 @@ def _choose_ridge(
 
 
 def _minimize(
-    ratings: Ratings, ridge: float, start: Callable[[Ratings], CompletionPosterior], solver: str, max_iter: int,
-    tol: float, seed: int, record: _Record,
-) -> tuple[CompletionPosterior, list[Tensor]]:  # fmt: skip
+    ratings: Ratings,
+    ridge: float,
+    start: Callable[[Ratings], CompletionPosterior],
+    solver: str,
+    max_iter: int,
+    tol: float,
+    seed: int,
+    record: _Record,
+) -> tuple[CompletionPosterior, list[Tensor]]:
     """The paper's problem by one of its solvers, and the penalties of both sides."""
     posterior = start(ratings)
     rank = posterior.rank
     rows, columns, values = ratings.entries()
-    residual = values - posterior.predict(rows, columns)[0]  # of the offsets: the factors of the rows are zero
+    residual = (
+        values - posterior.predict(rows, columns)[0]
+    )  # of the offsets: the factors of the rows are zero
     # divided by its root mean square, so that no tolerance has a unit
     unit = math.sqrt(ratings.add(residual.double().square()) / ratings.n_ratings) or 1.0
     problem = CompletionProblem(ratings.like(rows, columns, residual / unit), rank, ridge=ridge)
     generator = torch.Generator().manual_seed(seed)
-    x0 = problem.manifold.random_point(generator=generator, dtype=ratings.dtype, device=ratings.device)
+    x0 = problem.manifold.random_point(
+        generator=generator, dtype=ratings.dtype, device=ratings.device
+    )
 
     def after(state: Any) -> None:
         row = state.trace.rows[-1]
@@ -252,17 +300,30 @@ def _minimize(
 
     stop = GradientNorm(1e-10 if x0.dtype == torch.float64 else 1e-5) | Stagnation(rtol=tol)
     result = minimize(
-        problem, x0, solver, max_iter=max_iter, stop=stop, seed=seed, callback=after, **OPTIONS.get(solver, {})
+        problem,
+        x0,
+        solver,
+        max_iter=max_iter,
+        stop=stop,
+        seed=seed,
+        callback=after,
+        **OPTIONS.get(solver, {}),
     )
     posterior.converged, posterior.fixed_ridge = result.status == "converged", ridge
     factors = [result.x, unit * problem.fit(result.x).coefficients]
     sides = (posterior.rows, ratings.row_axis), (posterior.columns, ratings.column_axis)
-    for (side, _), part in zip(sides, reversed(factors) if problem.transposed else factors, strict=True):
+    for (side, _), part in zip(
+        sides, reversed(factors) if problem.transposed else factors, strict=True
+    ):
         side.mean[:, :-1] = part
     # Members that come later are penalised by the ridge where there is one, else by s C⁻¹, s the variance left and C
     # the second moment of the members of the fit: without any, one with fewer ratings than the rank has no solution.
     total = ratings.add(values.double().square())
-    noise = max(_squares(posterior, ratings), torch.finfo(ratings.dtype).eps ** 0.5 * total) / ratings.n_ratings or 1.0
+    noise = (
+        max(_squares(posterior, ratings), torch.finfo(ratings.dtype).eps ** 0.5 * total)
+        / ratings.n_ratings
+        or 1.0
+    )
     penalties = []
     for k, (side, axis) in enumerate(sides):
         penalty = _OFFSET_RIDGE * torch.eye(rank + 1, dtype=torch.float64, device=ratings.device)

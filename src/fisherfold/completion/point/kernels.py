@@ -17,7 +17,12 @@ import torch
 from torch import Tensor
 
 from fisherfold.completion.grouped import Grouped
-from fisherfold.completion.inference.packed import outer_table, packed_positions, solve_positive, unpack
+from fisherfold.completion.inference.packed import (
+    outer_table,
+    packed_positions,
+    solve_positive,
+    unpack,
+)
 from fisherfold.fisher.blocks import apply_blocks, inverse_blocks
 
 # Gathered rows exist for this many ratings at a time.
@@ -64,7 +69,9 @@ class ColumnFit:
 
     def residual_squares(self, squares: Tensor) -> Tensor:
         """‖U_i a_i - x_i‖² of every column, from the ‖x_i‖²."""
-        return (self.penalised_squares(squares) - self.ridge * self.coefficients.square().sum(1)).clamp(min=0)
+        return (
+            self.penalised_squares(squares) - self.ridge * self.coefficients.square().sum(1)
+        ).clamp(min=0)
 
     def inverse(self) -> Tensor:
         """M_i⁻¹ of every column, the pseudo-inverse where M_i is singular."""
@@ -76,7 +83,9 @@ class ColumnFit:
             factor, failed = torch.linalg.cholesky_ex(square)
             inverse = torch.cholesky_inverse(factor)
             if bool((bad := failed > 0).any()):  # at the edge of the working precision
-                inverse[bad] = torch.linalg.pinv(square[bad].double(), hermitian=True).to(square.dtype)
+                inverse[bad] = torch.linalg.pinv(square[bad].double(), hermitian=True).to(
+                    square.dtype
+                )
         inverse[self.fallback] = self.fallback_inverse
         return inverse
 
@@ -99,7 +108,9 @@ def fit_columns(side: Grouped, frame: Tensor, ridge: Tensor) -> ColumnFit:
     return ColumnFit(coefficients, gram, rhs, ridge, fallback, inverse)
 
 
-def _least_norm(side: Grouped, frame: Tensor, ridge: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+def _least_norm(
+    side: Grouped, frame: Tensor, ridge: Tensor, columns: Tensor
+) -> tuple[Tensor, Tensor]:
     # Columns of similar size share a padded block, and a block holds a bounded number of entries.
     counts = side.counts[columns]
     classes = torch.log2(counts.clamp(min=1).double()).ceil().long()
@@ -112,7 +123,9 @@ def _least_norm(side: Grouped, frame: Tensor, ridge: Tensor, columns: Tensor) ->
     return solution, inverse
 
 
-def _least_norm_block(side: Grouped, frame: Tensor, ridge: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+def _least_norm_block(
+    side: Grouped, frame: Tensor, ridge: Tensor, columns: Tensor
+) -> tuple[Tensor, Tensor]:
     # SVD of the padded rows with sqrt(λ) I below them: rows of zeros change neither the solution nor its norm.
     positions, offsets = side.select(columns)
     indices, values = side.at(positions)
@@ -124,7 +137,9 @@ def _least_norm_block(side: Grouped, frame: Tensor, ridge: Tensor, columns: Tens
     right = frame.new_zeros(len(columns), tall + size, dtype=torch.float64)
     rows[group, place] = frame[indices].double()
     right[group, place] = values.double()
-    rows[:, tall:].diagonal(dim1=1, dim2=2).copy_(ridge[columns].double().sqrt()[:, None].expand(-1, size))
+    rows[:, tall:].diagonal(dim1=1, dim2=2).copy_(
+        ridge[columns].double().sqrt()[:, None].expand(-1, size)
+    )
     left, values_, basis = torch.linalg.svd(rows, full_matrices=False)
     cutoff = values_[:, :1] * (tall + size) * torch.finfo(torch.float64).eps
     keep = values_ > cutoff
@@ -155,9 +170,17 @@ def matvec(packed: Tensor, x: Tensor) -> Tensor:
 
 
 def fisher_product(
-    by_column: Grouped, by_row: Grouped, frame: Tensor, fit: ColumnFit, inverse: Tensor, row_gram: Tensor,
-    direction: Tensor, *, residual_terms: str, weights: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    by_column: Grouped,
+    by_row: Grouped,
+    frame: Tensor,
+    fit: ColumnFit,
+    inverse: Tensor,
+    row_gram: Tensor,
+    direction: Tensor,
+    *,
+    residual_terms: str,
+    weights: Tensor | None = None,
+) -> Tensor:
     r"""N times the exact Fisher product, Σ_i P_iᵀ[(I - Π_i) H_i a_i a_iᵀ + r_i r_iᵀ H_i M_i⁻¹].
 
     With K_i = Σ_{j ∈ Ω_i} h_j u_jᵀ (a segment sum of p² columns) all column quantities are p×p algebra:

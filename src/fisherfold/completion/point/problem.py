@@ -75,19 +75,36 @@ class CompletionProblem(Problem):
     """
 
     fisher_kinds: ClassVar[tuple[str, ...]] = (
-        "row-block", "kronecker", "kronecker-rows", "exact", "gauss-newton", "efficient", "observed",
-    )  # fmt: skip
+        "row-block",
+        "kronecker",
+        "kronecker-rows",
+        "exact",
+        "gauss-newton",
+        "efficient",
+        "observed",
+    )
 
     def __init__(
-        self, ratings: Ratings, rank: int, *, ridge: float = 0.0, ridge_weighting: RidgeWeighting = "column",
-        orientation: Orientation = "auto", held_out: Ratings | None = None, clip: tuple[float, float] | None = None,
+        self,
+        ratings: Ratings,
+        rank: int,
+        *,
+        ridge: float = 0.0,
+        ridge_weighting: RidgeWeighting = "column",
+        orientation: Orientation = "auto",
+        held_out: Ratings | None = None,
+        clip: tuple[float, float] | None = None,
         table: TableRule = "persistent",
-    ) -> None:  # fmt: skip
+    ) -> None:
         _check_options(ratings, rank, ridge, ridge_weighting, orientation, held_out)
-        self.transposed = orientation == "columns" or (orientation == "auto" and _auto_transposes(ratings))
+        self.transposed = orientation == "columns" or (
+            orientation == "auto" and _auto_transposes(ratings)
+        )
         self.ratings = ratings.T if self.transposed else ratings
         if self.ratings.row_axis.is_shared:
-            raise ValueError(f"orientation {orientation!r} would spread the subspace over processes; use 'auto'")
+            raise ValueError(
+                f"orientation {orientation!r} would spread the subspace over processes; use 'auto'"
+            )
         if not rank < self.ratings.n_rows:
             rows = counted(self.ratings.n_rows, "row")
             raise ValueError(f"rank must be less than the {rows} of the subspace, got {rank}")
@@ -126,7 +143,9 @@ class CompletionProblem(Problem):
         """The transposed matrix with zeros at holes, and its mask; for nearly full tables."""
         rows, columns, values = self.ratings.entries()
         places = columns.long() * self.ratings.n_rows + rows
-        filled, mask = (values.new_zeros(self.ratings.n_columns, self.ratings.n_rows) for _ in range(2))
+        filled, mask = (
+            values.new_zeros(self.ratings.n_columns, self.ratings.n_rows) for _ in range(2)
+        )
         filled.view(-1)[places], mask.view(-1)[places] = values, 1.0
         return filled, mask
 
@@ -175,7 +194,9 @@ class CompletionProblem(Problem):
         joint = joint.new_zeros(self.ratings.n_rows, joint.shape[1]).index_add_(0, rows, joint)
         return torch.split(self.samples.total(joint), self.rank, dim=1)
 
-    def fisher(self, x: Tensor, batch: Tensor | None = None, *, kind: str = "row-block") -> FisherOperator:  # noqa: D102
+    def fisher(  # noqa: D102
+        self, x: Tensor, batch: Tensor | None = None, *, kind: str = "row-block"
+    ) -> FisherOperator:
         if kind not in self.fisher_kinds:
             raise ValueError(f"kind must be one of {list(self.fisher_kinds)}, got {kind!r}")
         fit = self.fit(x, batch)
@@ -193,7 +214,9 @@ class CompletionProblem(Problem):
             return RowBlockFisher(self.manifold, x, unpack(ratings.by_row.total(gram)) / count)
         terms = {"exact": "expected", "observed": "observed"}.get(kind, "none")
         noise = self._noise(fit, batch) if kind == "efficient" else None
-        return CompletionFisher(self.manifold, x, ratings, fit, gram, residual_terms=terms, noise=noise)
+        return CompletionFisher(
+            self.manifold, x, ratings, fit, gram, residual_terms=terms, noise=noise
+        )
 
     def _noise(self, fit: kernels.ColumnFit, batch: Tensor | None) -> Tensor:
         # ‖r_i‖²/(|Ω_i| - p), zero for columns that the fit uses up.
@@ -205,7 +228,9 @@ class CompletionProblem(Problem):
         rest = fit.residual_squares(squares.to(fit.rhs.dtype))
         return torch.where(spare > 0, rest / spare.clamp(min=1), 0.0)
 
-    def descend(self, x: Tensor, batches: Iterable[Tensor], *, step: Callable[[int], float]) -> Tensor:  # noqa: D102
+    def descend(  # noqa: D102
+        self, x: Tensor, batches: Iterable[Tensor], *, step: Callable[[int], float]
+    ) -> Tensor:
         from fisherfold.completion.point.variance_reduction import DenseEpoch, can_fuse
 
         batches = list(batches)
@@ -270,7 +295,10 @@ class CompletionProblem(Problem):
             subspace and predicts nothing; ``train``: on the training ratings. The first two need ``held_out``.
         """
         fit = self.fit(x)
-        train = self.samples.add(fit.residual_squares(self._squares.to(x.dtype))) / self.ratings.n_ratings
+        train = (
+            self.samples.add(fit.residual_squares(self._squares.to(x.dtype)))
+            / self.ratings.n_ratings
+        )
         if self.held_out is None:
             return {"train": train}
         rows, columns, values = self.held_out.entries()
@@ -291,11 +319,18 @@ def _auto_transposes(ratings: Ratings) -> bool:
 
 
 def _check_options(
-    ratings: Ratings, rank: int, ridge: float, weighting: str, orientation: str, held_out: Ratings | None
+    ratings: Ratings,
+    rank: int,
+    ridge: float,
+    weighting: str,
+    orientation: str,
+    held_out: Ratings | None,
 ) -> None:
     most = min(ratings.shape)
     if isinstance(rank, bool) or not isinstance(rank, numbers.Integral) or not 1 <= rank <= most:
-        raise ValueError(f"rank must be a whole number between 1 and min(n_rows, n_columns)={most}, got {rank!r}")
+        raise ValueError(
+            f"rank must be a whole number between 1 and min(n_rows, n_columns)={most}, got {rank!r}"
+        )
     if not (ridge >= 0 and ridge < float("inf")):
         raise ValueError(f"ridge must be a finite number ≥ 0, got {ridge}")
     if weighting not in {"column", "count"}:
@@ -303,4 +338,6 @@ def _check_options(
     if orientation not in {"auto", "rows", "columns"}:
         raise ValueError(f"orientation must be 'auto', 'rows' or 'columns', got {orientation!r}")
     if held_out is not None and held_out.shape != ratings.shape:
-        raise ValueError(f"held_out must have the shape {ratings.shape} of ratings, got {held_out.shape}")
+        raise ValueError(
+            f"held_out must have the shape {ratings.shape} of ratings, got {held_out.shape}"
+        )

@@ -56,7 +56,9 @@ class CompletionSnapshot(Snapshot):
 
     problem: CompletionProblem
 
-    def __init__(self, problem: CompletionProblem, x: Tensor, *, table: TableRule = "persistent") -> None:
+    def __init__(
+        self, problem: CompletionProblem, x: Tensor, *, table: TableRule = "persistent"
+    ) -> None:
         if table not in {"persistent", "batch"}:
             raise ValueError(f"table must be 'persistent' or 'batch', got {table!r}")
         super().__init__(problem, x)
@@ -85,7 +87,10 @@ class CompletionSnapshot(Snapshot):
         fresh, samples = self._fit(x, batch).coefficients, self.problem.samples
         here = samples.local(batch)[1]
         known = self.coefficients[here]
-        factor = self.factor + samples.total(fresh.mT @ fresh - known.mT @ known) / self.problem.n_samples
+        factor = (
+            self.factor
+            + samples.total(fresh.mT @ fresh - known.mT @ known) / self.problem.n_samples
+        )
         if self.table == "persistent":
             # A column drawn twice is one row of the table: the factor follows the table, not the batch.
             self.coefficients[here] = fresh
@@ -95,19 +100,36 @@ class CompletionSnapshot(Snapshot):
         return KroneckerFisher(self.problem.manifold, x, left=None, right=factor)
 
     def epoch(  # noqa: D102
-        self, x: Tensor, batches: Iterable[Tensor], *, step: float, kind: str | None = None, damping: float = 0.0
+        self,
+        x: Tensor,
+        batches: Iterable[Tensor],
+        *,
+        step: float,
+        kind: str | None = None,
+        damping: float = 0.0,
     ) -> Tensor:
         batches = list(batches)
         if kind in {None, "kronecker"} and can_fuse(self.problem, batches):
             anchor = self.x, self.full_gradient, self.anchor_coefficients
-            epoch = DenseEpoch(self.problem, x, *anchor, natural=kind is not None, damping=damping, table=self.table)
+            epoch = DenseEpoch(
+                self.problem,
+                x,
+                *anchor,
+                natural=kind is not None,
+                damping=damping,
+                table=self.table,
+            )
             return epoch.run(batches, lambda _: step)
         return super().epoch(x, batches, step=step, kind=kind, damping=damping)
 
 
 def can_fuse(problem: CompletionProblem, batches: list[Tensor]) -> bool:
     """Whether ``DenseEpoch`` can make these steps, and is quicker."""
-    plain = problem.ridge == 0 and problem.manifold.retraction == "polar" and not problem.samples.is_shared
+    plain = (
+        problem.ridge == 0
+        and problem.manifold.retraction == "polar"
+        and not problem.samples.is_shared
+    )
     crowded = problem.ratings.density >= _CROWDED and problem.ratings.device.type == "cpu"
     return plain and crowded and all(len(batch) == 1 for batch in batches)
 
@@ -118,8 +140,11 @@ class _Stack:
     def __init__(self, size: int, length: int, dtype: Any) -> None:
         whole = np.empty((3 * size + 3, length), dtype=dtype)
         self.masked, self.values, self.anchor_residual, self.residual = (
-            whole[:size], whole[size], whole[size + 1], whole[size + 2],
-        )  # fmt: skip
+            whole[:size],
+            whole[size],
+            whole[size + 1],
+            whole[size + 2],
+        )
         self.gradient, self.frame = whole[size + 3 : 2 * size + 3], whole[2 * size + 3 :]
         self.fitted = whole[: size + 1]  # m ∘ Uᵀ and x
         self.measured = whole[: size + 2]  # and r₀
@@ -132,10 +157,23 @@ class DenseEpoch:
     """Steps of single columns without a ridge, on the CPU."""
 
     def __init__(
-        self, problem: CompletionProblem, x: Tensor, anchor: Tensor, gradient: Tensor, coefficients: Tensor, *,
-        natural: bool = False, damping: float = 0.0, table: TableRule = "batch",
-    ) -> None:  # fmt: skip
-        self.problem, self.natural, self.damping, self.persistent = problem, natural, damping, table == "persistent"
+        self,
+        problem: CompletionProblem,
+        x: Tensor,
+        anchor: Tensor,
+        gradient: Tensor,
+        coefficients: Tensor,
+        *,
+        natural: bool = False,
+        damping: float = 0.0,
+        table: TableRule = "batch",
+    ) -> None:
+        self.problem, self.natural, self.damping, self.persistent = (
+            problem,
+            natural,
+            damping,
+            table == "persistent",
+        )
         self.values, self.mask = (part.numpy() for part in problem.dense_columns)
         n, p = x.shape
         self.anchor, still = _numpy(anchor.mT), _numpy(gradient.mT)
@@ -148,7 +186,11 @@ class DenseEpoch:
         self.coefficients = self.known.astype(np.float64)
         self.factor = self.coefficients.T @ self.coefficients / len(self.coefficients)
         # the Gram matrix of r₀, r, G and U, and the weights of the step: filled at every step
-        self.gram, self.weights, self.pull = np.eye(2 * p + 2), np.empty((2 * p + 2, p)), np.empty((2, p))
+        self.gram, self.weights, self.pull = (
+            np.eye(2 * p + 2),
+            np.empty((2 * p + 2, p)),
+            np.empty((2, p)),
+        )
         self.gram[2 : p + 2, 2 : p + 2] = still @ still.T
         self._set_cross(self.stack.frame @ still.T)
         self.fit = np.full(p + 1, -1.0, dtype=self.anchor.dtype)
@@ -172,7 +214,13 @@ class DenseEpoch:
         return torch.from_numpy(np.ascontiguousarray(self.stack.frame.T))
 
     def _step(self, column: int, size: float) -> None:
-        stack, gram, weights, pull, mask = self.stack, self.gram, self.weights, self.pull, self.mask[column]
+        stack, gram, weights, pull, mask = (
+            self.stack,
+            self.gram,
+            self.weights,
+            self.pull,
+            self.mask[column],
+        )
         p = len(self.identity)
         np.multiply(stack.frame, mask, out=stack.masked)
         stack.values[:] = self.values[column]
@@ -194,7 +242,9 @@ class DenseEpoch:
         down = self._inverse(column, a) * -size if self.natural else self.identity * -size
         np.matmul(pull, down, out=weights[:2])
         weights[2 : p + 2] = down
-        np.subtract(self.identity, (gram[p + 2 :, 2 : p + 2] + along.T @ pull) @ down, out=weights[p + 2 :])
+        np.subtract(
+            self.identity, (gram[p + 2 :, 2 : p + 2] + along.T @ pull) @ down, out=weights[p + 2 :]
+        )
         image = weights.T @ gram
         values, vectors = _spectrum(image @ weights)
         turn = (vectors / np.sqrt(values)) @ vectors.T
@@ -230,7 +280,9 @@ class DenseEpoch:
         values, vectors = _spectrum(factor)
         # in ascending order; rounding may leave the least below zero
         if self.damping == 0 and not values[0] > values[-1] * self.rounding:
-            inverse = np.divide(1.0, values, out=np.zeros_like(values), where=values > values[-1] * self.rounding)
+            inverse = np.divide(
+                1.0, values, out=np.zeros_like(values), where=values > values[-1] * self.rounding
+            )
         else:
             inverse = 1 / (np.maximum(values, 0) + self.damping)
         return np.asarray((vectors * inverse) @ vectors.T)

@@ -16,7 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from fisherfold.optim.curvature.hooks import Collector
-from fisherfold.optim.curvature.inverse import FactorError, Preconditioner, exact, own_precision, relative
+from fisherfold.optim.curvature.inverse import (
+    FactorError,
+    Preconditioner,
+    exact,
+    own_precision,
+    relative,
+)
 from fisherfold.optim.curvature.layers import MATRIX_LAYERS
 from fisherfold.optim.distributed import any_process, in_several, is_sharded, sum_over_processes
 from fisherfold.warn import warn
@@ -34,7 +40,9 @@ State = dict[str, Tensor]
 class Curvature:
     """The curvature of the weights whose direction is natural."""
 
-    def __init__(self, every: int, process_group: Any, *, relative: bool, mean: bool = True) -> None:
+    def __init__(
+        self, every: int, process_group: Any, *, relative: bool, mean: bool = True
+    ) -> None:
         self.every, self.group, self.relative, self.mean = every, process_group, relative, mean
         self.collector: Collector | None = None
         self.layers: dict[str, list[nn.Module]] = {}
@@ -114,7 +122,11 @@ class Curvature:
         collector = self._collector()
         for name in collector.refused:
             self.refused[name] = "its module does not multiply by its weight: first order"
-        bad = not all(bool(torch.isfinite(t).all()) for s in collector.sums.values() for t in (s.sum_a, s.sum_g))
+        bad = not all(
+            bool(torch.isfinite(t).all())
+            for s in collector.sums.values()
+            for t in (s.sum_a, s.sum_g)
+        )
         if any_process(bad, self.group):
             if not decay:  # with a GradScaler some steps are not finite
                 warn("the curvature of these batches is not finite; the last one stays")
@@ -131,7 +143,9 @@ class Curvature:
             g.div_(scale**2)
             if entry.spheres:  # at unit norm
                 blocks = entry.parameter.detach().reshape(entry.spheres, -1).to(g.dtype)
-                lengths = torch.linalg.vector_norm(blocks, dim=1).repeat_interleave(len(g) // entry.spheres)
+                lengths = torch.linalg.vector_norm(blocks, dim=1).repeat_interleave(
+                    len(g) // entry.spheres
+                )
                 g.mul_(lengths[:, None]).mul_(lengths[None, :])
             if decay and "A" in state:
                 state["A"].lerp_(a, 1 - decay)
@@ -145,12 +159,16 @@ class Curvature:
         collector.sums = {}
 
     def _invert(self, state: State, name: str, optimizer: Any) -> None:
-        damping = float(next(g["damping"] for g in optimizer.param_groups if name in g.get("param_names", ())))
+        damping = float(
+            next(g["damping"] for g in optimizer.param_groups if name in g.get("param_names", ()))
+        )
         try:
             if self.relative:
                 inverse = relative(state["A"], state["G"], damping, name=name)
             else:
-                inverse = exact(state["A"], state["G"], damping, start=self.inverse(state), name=name)
+                inverse = exact(
+                    state["A"], state["G"], damping, start=self.inverse(state), name=name
+                )
         except FactorError as error:
             warn(f"{error}; the last inverse stays")
             return
@@ -173,7 +191,9 @@ class Curvature:
             return
         device = next(iter(entries.values())).parameter.device
         terms = torch.tensor(collector.terms, dtype=torch.float64, device=device)
-        tensors = [terms] + [t for name in sorted(collector.sums) for t in collector.sums[name].tensors()]
+        tensors = [terms] + [
+            t for name in sorted(collector.sums) for t in collector.sums[name].tensors()
+        ]
         sum_over_processes(tensors, self.group)
         collector.terms = float(terms)
         ranks = torch.distributed.get_world_size(self.group)
@@ -206,7 +226,9 @@ class Curvature:
 
     def _check_terms(self, collector: Collector, scale: float) -> None:
         if self.mean and collector.unsure:
-            self._doubt("the model returns nothing but its loss, so that the number of its terms is not known")
+            self._doubt(
+                "the model returns nothing but its loss, so that the number of its terms is not known"
+            )
         elif self.mean and collector.size > BOUND * scale:
             self._doubt(
                 "the loss is no mean over its terms: divide it by the number of micro-batches, or say reduction='sum'"
@@ -222,13 +244,20 @@ class Curvature:
 
     # ------------------------------------------------------------------ on demand
 
-    def refresh(self, optimizer: Any, batches: Iterable[Any], loss_fn: Callable[..., Tensor], sampler: Any) -> None:
+    def refresh(
+        self, optimizer: Any, batches: Iterable[Any], loss_fn: Callable[..., Tensor], sampler: Any
+    ) -> None:
         """Collect from whole batches and renew the inverses at once; see ``SphereOptimizer.refresh``."""
         if not self.layers or self.model is None:
-            raise ValueError("no weight of this optimizer has a natural direction: there is nothing to refresh")
+            raise ValueError(
+                "no weight of this optimizer has a natural direction: there is nothing to refresh"
+            )
         draw = _sampler(sampler, loss_fn)
         entries, collector = optimizer._curved(), self._collector()
-        with _untouched(self.model, [e.parameter for e in optimizer._entries()]), torch.enable_grad():
+        with (
+            _untouched(self.model, [e.parameter for e in optimizer._entries()]),
+            torch.enable_grad(),
+        ):
             collector.attach()
             try:
                 for batch in batches:
@@ -241,7 +270,9 @@ class Curvature:
             self._fold(optimizer, entries, 0.0)
 
 
-def _backward(model: nn.Module, batch: Any, loss_fn: Callable[..., Tensor], draw: Callable[..., Tensor] | None) -> None:
+def _backward(
+    model: nn.Module, batch: Any, loss_fn: Callable[..., Tensor], draw: Callable[..., Tensor] | None
+) -> None:
     if not isinstance(batch, tuple | list) or len(batch) < 2:
         raise ValueError(f"refresh takes pairs of inputs and targets, got {type(batch).__name__}")
     inputs, targets = batch[0], batch[1]
@@ -260,11 +291,16 @@ def _sampler(sampler: Any, loss_fn: Any) -> Callable[..., Tensor] | None:
         raise ValueError(f"sampler must be 'mc' or a function of the outputs, got {sampler!r}")
     if isinstance(loss_fn, nn.CrossEntropyLoss) or loss_fn is nn.functional.cross_entropy:
         return lambda z: torch.distributions.Categorical(logits=z.movedim(1, -1).float()).sample()  # type: ignore[no-untyped-call]
-    if isinstance(loss_fn, nn.BCEWithLogitsLoss) or loss_fn is nn.functional.binary_cross_entropy_with_logits:
+    if (
+        isinstance(loss_fn, nn.BCEWithLogitsLoss)
+        or loss_fn is nn.functional.binary_cross_entropy_with_logits
+    ):
         return lambda z: torch.bernoulli(torch.sigmoid(z))
     if isinstance(loss_fn, nn.MSELoss) or loss_fn is nn.functional.mse_loss:
         return lambda z: z + torch.randn_like(z)
-    raise ValueError(f"no way is known to sample the targets of {loss_fn!r}: give sampler=, a function of the outputs")
+    raise ValueError(
+        f"no way is known to sample the targets of {loss_fn!r}: give sampler=, a function of the outputs"
+    )
 
 
 @contextmanager

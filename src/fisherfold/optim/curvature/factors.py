@@ -55,7 +55,9 @@ class FactorSums:
         )
         return cls(a, g, sum_a, sum_g, count, groups)
 
-    def add(self, layer: nn.Module, x: Tensor, gradient: Tensor, *, max_rows: int | None, phase: int) -> None:
+    def add(
+        self, layer: nn.Module, x: Tensor, gradient: Tensor, *, max_rows: int | None, phase: int
+    ) -> None:
         """Add one use of the layer: its input and the gradient with respect to its output."""
         inputs, share = input_rows(layer, x, max_rows=max_rows, phase=phase)
         inputs = inputs.to(self.a.dtype)
@@ -79,7 +81,9 @@ class FactorSums:
             matrix.copy_(matrix.triu() + matrix.triu(1).mT)
         if self.groups == 1:
             centred = self.sum_g.square().sum() < SUMS_TO_ZERO**2 * torch.trace(self.g)
-            self.a.addmm_(self.sum_a[:, None], self.sum_a[None, :] * (-centred.to(self.a.dtype) / self.rows))
+            self.a.addmm_(
+                self.sum_a[:, None], self.sum_a[None, :] * (-centred.to(self.a.dtype) / self.rows)
+            )
         return self.a / terms, self.g * ((terms if mean else 1.0) ** 2 / self.rows.clamp_min(1))
 
 

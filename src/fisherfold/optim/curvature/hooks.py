@@ -28,7 +28,9 @@ SUMS_TO_ZERO = 1e-2  # of a gradient over its classes, with the rounding of half
 class Collector:
     """Collects the factors of some weights while it is attached."""
 
-    def __init__(self, model: nn.Module, layers: Mapping[str, list[nn.Module]], max_rows: int | None = 1024) -> None:
+    def __init__(
+        self, model: nn.Module, layers: Mapping[str, list[nn.Module]], max_rows: int | None = 1024
+    ) -> None:
         self.model, self.layers, self.max_rows = model, dict(layers), max_rows
         self.sums: dict[str, FactorSums] = {}
         self.terms = 0.0
@@ -56,7 +58,14 @@ class Collector:
     def attach(self) -> None:
         """Install the hooks and forget what was collected."""
         self.detach()
-        self.sums, self.terms, self._pending, self.cross, self.unsure, self.size = {}, 0.0, 0.0, None, False, 0.0
+        self.sums, self.terms, self._pending, self.cross, self.unsure, self.size = (
+            {},
+            0.0,
+            0.0,
+            None,
+            False,
+            0.0,
+        )
         mine, self.attached = weakref.ref(self), True
         handles = [
             self.model.register_forward_pre_hook(_EvaluationHook(mine)),
@@ -64,10 +73,15 @@ class Collector:
         ]
         for name, layers in self.layers.items():  # before other hooks, which may change the output
             hook = _LayerHook(mine, name)
-            handles += [layer.register_forward_hook(hook, with_kwargs=True, prepend=True) for layer in layers]
+            handles += [
+                layer.register_forward_hook(hook, with_kwargs=True, prepend=True)
+                for layer in layers
+            ]
         for handle in handles:
             self._installed.callback(handle.remove)
-        if "torch._dynamo" in sys.modules:  # hooks see the layers of compiled models only where these run eagerly
+        if (
+            "torch._dynamo" in sys.modules
+        ):  # hooks see the layers of compiled models only where these run eagerly
             self._installed.enter_context(torch.compiler.set_stance("force_eager"))
 
     def detach(self) -> None:
@@ -120,7 +134,9 @@ class Collector:
             self.sums[name].add(layer, x, gradient.detach(), max_rows=self.max_rows, phase=phase)
             if name == self.measured:  # the gradient as it is before anybody scales or clips it
                 rows = input_rows(layer, x)[0].to(weight.dtype)
-                cross = (output_rows(layer, gradient.detach()).to(rows.dtype).mT @ rows).to(self.sums[name].a.dtype)
+                cross = (output_rows(layer, gradient.detach()).to(rows.dtype).mT @ rows).to(
+                    self.sums[name].a.dtype
+                )
                 self.cross = cross if self.cross is None else self.cross + cross
 
 
@@ -152,8 +168,14 @@ class _ModelHook(_Hook):
         collector = self.collector()
         if collector is None or not torch.is_grad_enabled():
             return
-        found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-        tensors = [t for t in pytree.tree_leaves(output if found is None else found) if isinstance(t, Tensor)]
+        found = (
+            output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+        )
+        tensors = [
+            t
+            for t in pytree.tree_leaves(output if found is None else found)
+            if isinstance(t, Tensor)
+        ]
         tensors = [t for t in tensors if t.requires_grad and t.ndim > 1]
         inputs = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and t.ndim]
         if tensors:
@@ -166,9 +188,15 @@ class _ModelHook(_Hook):
 
 
 class _LayerHook(_Hook):
-    def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def __call__(
+        self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
         collector, name = self.collector(), self.name
-        if collector is None or not layer.training or not (isinstance(output, Tensor) and output.requires_grad):
+        if (
+            collector is None
+            or not layer.training
+            or not (isinstance(output, Tensor) and output.requires_grad)
+        ):
             return
         x = (args[0] if args else kwargs["input"]).detach()
         if not is_product(layer, x, output.detach()):

@@ -81,25 +81,41 @@ def relative(a: Tensor, g: Tensor, damping: float, *, name: str = "weight") -> P
 
 
 def exact(
-    a: Tensor, g: Tensor, damping: float, *, start: Preconditioner | None = None, name: str = "weight"
+    a: Tensor,
+    g: Tensor,
+    damping: float,
+    *,
+    start: Preconditioner | None = None,
+    name: str = "weight",
 ) -> Preconditioner:
     """The inverse with exact Tikhonov damping, on as many leading eigenpairs as ``TOLERANCE`` asks for."""
     if max(len(a), len(g)) <= SMALL:
         return dense(a, g, damping, name=name)
     norm_g = spectral_norm(g)
     budget = 0.5 * TOLERANCE * damping
-    start_a, start_g = (None, None) if start is None or start.coefficients is None else (start.right, start.left)
+    start_a, start_g = (
+        (None, None) if start is None or start.coefficients is None else (start.right, start.left)
+    )
     kept_a = leading(a, budget / max(norm_g, 1e-30), start=start_a, name=f"A of {name}")
     norm_a = float(kept_a.values[0])
     if 2 * len(kept_a.values) > len(a) or norm_a * norm_g > 1e4 * damping:
-        return dense(a, g, damping, name=name, known=kept_a.all)  # no saving, or too many digits would cancel
+        return dense(
+            a, g, damping, name=name, known=kept_a.all
+        )  # no saving, or too many digits would cancel
     kept_g = leading(g, budget / max(norm_a, 1e-30), start=start_g, name=f"G of {name}")
     products = kept_g.values[:, None] * kept_a.values[None, :]
-    return Preconditioner(kept_g.vectors, kept_a.vectors, -products / (products + damping), a.new_ones(()))
+    return Preconditioner(
+        kept_g.vectors, kept_a.vectors, -products / (products + damping), a.new_ones(())
+    )
 
 
 def dense(
-    a: Tensor, g: Tensor, damping: float, *, name: str = "weight", known: tuple[Tensor, Tensor] | None = None
+    a: Tensor,
+    g: Tensor,
+    damping: float,
+    *,
+    name: str = "weight",
+    known: tuple[Tensor, Tensor] | None = None,
 ) -> Preconditioner:
     """The inverse with exact damping on full bases: what ``exact`` approximates."""
     values_a, right = known or eigen(a, name=f"A of {name}")
@@ -109,7 +125,11 @@ def dense(
 
 def eigen(matrix: Tensor, *, name: str = "factor") -> tuple[Tensor, Tensor]:
     """Eigenvalues (descending, not negative) and eigenvectors, trying float64 and then the CPU before giving up."""
-    attempts = [(matrix.dtype, matrix.device), (torch.float64, matrix.device), (torch.float64, torch.device("cpu"))]
+    attempts = [
+        (matrix.dtype, matrix.device),
+        (torch.float64, matrix.device),
+        (torch.float64, torch.device("cpu")),
+    ]
     for dtype, device in attempts:
         try:
             values, vectors = torch.linalg.eigh(matrix.to(device, dtype))
@@ -132,7 +152,11 @@ def _orthonormal(vectors: Tensor) -> bool:
 
 def damped_inverse(matrix: Tensor, damping: float, *, name: str = "factor") -> Tensor:
     """The inverse of ``matrix + damping·I`` by Cholesky: more damping, then float64, then the CPU before giving up."""
-    attempts = [(matrix.dtype, matrix.device), (torch.float64, matrix.device), (torch.float64, torch.device("cpu"))]
+    attempts = [
+        (matrix.dtype, matrix.device),
+        (torch.float64, matrix.device),
+        (torch.float64, torch.device("cpu")),
+    ]
     for dtype, device in attempts:
         for escalation in (1.0, 10.0, 100.0):
             damped = matrix.to(device, dtype, copy=True)
@@ -158,7 +182,9 @@ class LeadingPairs:
     all: tuple[Tensor, Tensor] | None = None
 
 
-def leading(matrix: Tensor, threshold: float, *, start: Tensor | None = None, name: str = "factor") -> LeadingPairs:
+def leading(
+    matrix: Tensor, threshold: float, *, start: Tensor | None = None, name: str = "factor"
+) -> LeadingPairs:
     """Leading eigenpairs by block subspace iteration, until what they leave out is below a threshold.
 
     The residual ‖M - QΘQᵀ‖ is estimated by a few power iterations; the block doubles while it is too large, and beyond
@@ -201,9 +227,13 @@ def _flat(matrix: Tensor, block: int, threshold: float) -> bool:
     return rest > 2 * threshold * order  # twice, for the luck of random probes
 
 
-def _start(matrix: Tensor, columns: int, start: Tensor | None, generator: torch.Generator) -> Tensor:
+def _start(
+    matrix: Tensor, columns: int, start: Tensor | None, generator: torch.Generator
+) -> Tensor:
     """Random columns, led by those of an earlier basis."""
-    basis = torch.randn(len(matrix), columns, generator=generator, dtype=matrix.dtype, device=matrix.device)
+    basis = torch.randn(
+        len(matrix), columns, generator=generator, dtype=matrix.dtype, device=matrix.device
+    )
     if start is not None and len(start) == len(matrix):
         shared = min(columns, start.shape[1])
         basis[:, :shared] += 10 * len(matrix) ** 0.5 * start[:, :shared]
@@ -214,7 +244,9 @@ def _ritz(matrix: Tensor, basis: Tensor, generator: torch.Generator) -> LeadingP
     image = matrix @ basis
     values, rotation = eigen(basis.T @ image)
     vectors = basis @ rotation
-    probe = torch.randn(len(matrix), 16, generator=generator, dtype=matrix.dtype, device=matrix.device)
+    probe = torch.randn(
+        len(matrix), 16, generator=generator, dtype=matrix.dtype, device=matrix.device
+    )
     for _ in range(3):
         probe = matrix @ probe - vectors @ (values[:, None] * (vectors.T @ probe))
         sizes = torch.linalg.vector_norm(probe, dim=0, keepdim=True)
@@ -234,7 +266,9 @@ def spectral_norm(matrix: Tensor) -> float:
     if len(matrix) <= SMALL:
         return max(float(torch.linalg.eigvalsh(matrix.double())[-1]), 0.0)
     generator = torch.Generator(device=matrix.device).manual_seed(len(matrix))
-    probe = torch.randn(len(matrix), 4, generator=generator, dtype=matrix.dtype, device=matrix.device)
+    probe = torch.randn(
+        len(matrix), 4, generator=generator, dtype=matrix.dtype, device=matrix.device
+    )
     for _ in range(12):
         probe = matrix @ probe
         sizes = torch.linalg.vector_norm(probe, dim=0, keepdim=True)

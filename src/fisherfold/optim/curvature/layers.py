@@ -21,7 +21,9 @@ from torch.nn import functional
 MATRIX_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-def input_rows(layer: nn.Module, x: Tensor, *, max_rows: int | None = None, phase: int = 0) -> tuple[Tensor, float]:
+def input_rows(
+    layer: nn.Module, x: Tensor, *, max_rows: int | None = None, phase: int = 0
+) -> tuple[Tensor, float]:
     """The vectors that a layer multiplies by the rows of its weight.
 
     Where there are more than ``max_rows`` of them (and more than their length), positions are thinned out on a regular
@@ -70,7 +72,9 @@ def _patches(layer: nn.Module, x: Tensor) -> Tensor:
         mode = "constant" if layer.padding_mode == "zeros" else str(layer.padding_mode)
         x = functional.pad(x, list(itertools.chain(*reversed(margins))), mode=mode)
     for axis in range(spatial):
-        kernel, stride, dilation = (getattr(layer, n)[axis] for n in ("kernel_size", "stride", "dilation"))
+        kernel, stride, dilation = (
+            getattr(layer, n)[axis] for n in ("kernel_size", "stride", "dilation")
+        )
         x = x.unfold(2 + axis, (kernel - 1) * dilation + 1, stride)[..., ::dilation]
     return x
 

@@ -17,7 +17,9 @@ from fisherfold.optim.directions.spectral import spectral
 Direction = Callable[[list[Tensor], Sequence[Any], Sequence[Any]], list[Tensor]]
 
 
-def gradient(momenta: list[Tensor], entries: Sequence[Any], inverses: Sequence[Any]) -> list[Tensor]:
+def gradient(
+    momenta: list[Tensor], entries: Sequence[Any], inverses: Sequence[Any]
+) -> list[Tensor]:
     """The momenta as they are."""
     return momenta
 

@@ -10,7 +10,9 @@ from torch import Tensor
 from fisherfold.optim.curvature.inverse import Preconditioner
 
 
-def natural(momenta: list[Tensor], entries: Sequence[Any], inverses: Sequence[Preconditioner | None]) -> list[Tensor]:
+def natural(
+    momenta: list[Tensor], entries: Sequence[Any], inverses: Sequence[Preconditioner | None]
+) -> list[Tensor]:
     """Apply the inverse of each weight that has one."""
     return [
         m if inverse is None else inverse.apply(m.reshape(len(m), -1)).reshape(m.shape)

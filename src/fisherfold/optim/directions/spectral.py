@@ -18,11 +18,17 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5
 
 
-def spectral(momenta: list[Tensor], entries: Sequence[Any], inverses: Sequence[Any] = ()) -> list[Tensor]:
+def spectral(
+    momenta: list[Tensor], entries: Sequence[Any], inverses: Sequence[Any] = ()
+) -> list[Tensor]:
     """The matrix signs; sharded matrices are gathered for them."""
     wholes = [whole(m, entry.parameter) for m, entry in zip(momenta, entries, strict=True)]
-    signs = orthogonalise_all([w.reshape(len(w), -1) for w in wholes], [entry.splits for entry in entries])
-    return [part(s.reshape(e.parameter.shape), e.parameter) for s, e in zip(signs, entries, strict=True)]
+    signs = orthogonalise_all(
+        [w.reshape(len(w), -1) for w in wholes], [entry.splits for entry in entries]
+    )
+    return [
+        part(s.reshape(e.parameter.shape), e.parameter) for s, e in zip(signs, entries, strict=True)
+    ]
 
 
 def orthogonalise(matrix: Tensor, steps: int = STEPS) -> Tensor:

@@ -30,4 +30,12 @@ class Finding:
 
 def kind_of(rows: int, spheres: int) -> Kind:
     """The kind of a partition of rows into blocks."""
-    return "none" if not spheres else "row" if spheres == rows else "tensor" if spheres == 1 else "group"
+    return (
+        "none"
+        if not spheres
+        else "row"
+        if spheres == rows
+        else "tensor"
+        if spheres == 1
+        else "group"
+    )

@@ -24,7 +24,13 @@ PER_SAMPLE = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 HOMOGENEOUS = (nn.ReLU, nn.LeakyReLU, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Identity)
 HOMOGENEOUS_FUNCTIONS: set[Any] = {F.relu, torch.relu, "relu", "relu_", F.leaky_relu}
-POOL_FUNCTIONS: set[Any] = {F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, torch.cat, "contiguous"}
+POOL_FUNCTIONS: set[Any] = {
+    F.max_pool2d,
+    F.avg_pool2d,
+    F.adaptive_avg_pool2d,
+    torch.cat,
+    "contiguous",
+}
 
 
 def guess_from_structure(model: nn.Module) -> dict[str, Finding]:
@@ -50,7 +56,9 @@ def guess_from_structure(model: nn.Module) -> dict[str, Finding]:
     if next(model.parameters(), None) is None:
         raise ValueError(f"model must have parameters, {type(model).__name__} has none")
     uses: dict[int, list[tuple[int, str]]] = {}
-    _collect(model, lambda weight, spheres, way: uses.setdefault(id(weight), []).append((spheres, way)))
+    _collect(
+        model, lambda weight, spheres, way: uses.setdefault(id(weight), []).append((spheres, way))
+    )
     findings = {}
     for name, parameter in model.named_parameters():
         found = uses.get(id(parameter), [])
@@ -59,7 +67,9 @@ def guess_from_structure(model: nn.Module) -> dict[str, Finding]:
             reason = f"guess: all its uses are norms ({found[0][1]})"
         else:
             reason = "guess: not seen before a norm"
-        findings[name] = Finding(kind_of(len(parameter) if parameter.ndim else 1, spheres), spheres, reason)
+        findings[name] = Finding(
+            kind_of(len(parameter) if parameter.ndim else 1, spheres), spheres, reason
+        )
     return findings
 
 
@@ -70,7 +80,9 @@ class _Tracer(fx.Tracer):
     """Norms with an activation of their own, as in timm, are norms."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, PER_CHANNEL + PER_SAMPLE) or super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, PER_CHANNEL + PER_SAMPLE) or super().is_leaf_module(
+            m, module_qualified_name
+        )
 
 
 def _collect(model: nn.Module, report: Report) -> None:
@@ -101,7 +113,9 @@ def _collect(model: nn.Module, report: Report) -> None:
                 report(parameter, 0, "symbolic trace")
 
 
-def _uses(node: fx.Node, layer: Any, modules: dict[str, Any], seen: set[fx.Node], *, shifted: bool) -> list[int]:
+def _uses(
+    node: fx.Node, layer: Any, modules: dict[str, Any], seen: set[fx.Node], *, shifted: bool
+) -> list[int]:
     """What every path from a layer's output ends in: the number of spheres that it makes of the layer's rows."""
     found: list[int] = []
     for user in node.users:
@@ -139,7 +153,9 @@ def _channels_match(norm: Any, layer: Any, node: fx.Node) -> bool:
 
 def _after_cat(node: fx.Node) -> bool:
     """Whether a node is a concatenation, or has one right before it along the way from a layer."""
-    return node.target is torch.cat or any(isinstance(a, fx.Node) and _after_cat(a) for a in node.args[:1])
+    return node.target is torch.cat or any(
+        isinstance(a, fx.Node) and _after_cat(a) for a in node.args[:1]
+    )
 
 
 def _blocks(norm: Any, layer: Any, shifted: bool) -> int:
@@ -156,6 +172,10 @@ def _neighbours(model: nn.Module, report: Report) -> None:
     """Pairs of a layer and the norm that follows in an ``nn.Sequential``; elsewhere nobody knows what follows."""
     for child, following in pairwise([*model.children(), None]):
         if isinstance(child, LAYERS):
-            normed = isinstance(model, nn.Sequential) and isinstance(following, PER_CHANNEL)
             rows = len(child.weight)
-            report(child.weight, rows if normed and following.num_features == rows else 0, "order in nn.Sequential")  # type: ignore[union-attr]
+            normed = (
+                isinstance(model, nn.Sequential)
+                and isinstance(following, PER_CHANNEL)
+                and following.num_features == rows
+            )
+            report(child.weight, rows if normed else 0, "order in nn.Sequential")

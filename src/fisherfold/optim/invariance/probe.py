@@ -73,12 +73,19 @@ def find_scale_invariant(model: nn.Module, example_input: Any) -> dict[str, Find
         {'0.weight': 'row', '1.weight': 'none', '3.weight': 'none'}
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, not its parameters, got {type(model).__name__}")
+        raise TypeError(
+            f"model must be a torch.nn.Module, not its parameters, got {type(model).__name__}"
+        )
     if next(model.parameters(), None) is None:
         raise ValueError(f"model must have parameters, {type(model).__name__} has none")
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda})
     told = track(f"probing {type(model).__name__} for scale-invariant weights")
-    with told, torch.random.fork_rng(devices=devices), torch.inference_mode(False), torch.enable_grad():
+    with (
+        told,
+        torch.random.fork_rng(devices=devices),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+    ):
         copied = _Copy(model, example_input)
         return _classify(copied)
 
@@ -117,13 +124,18 @@ class _Copy:
             self.forward(0)
         except Exception as error:
             shapes = [tuple(t.shape) for t in pytree.tree_leaves(example) if isinstance(t, Tensor)]
-            raise ValueError(f"example_input (shapes {shapes}) was rejected by {self.name}: {error}") from first
+            raise ValueError(
+                f"example_input (shapes {shapes}) was rejected by {self.name}: {error}"
+            ) from first
         return torch.float32, example
 
     def cast(self, dtype: torch.dtype) -> None:
         """Change the dtype of the copy."""
         self.model.to(dtype)
-        self.own = {name: value.to(dtype) if value.is_floating_point() else value for name, value in self.own.items()}
+        self.own = {
+            name: value.to(dtype) if value.is_floating_point() else value
+            for name, value in self.own.items()
+        }
         self.buffers = {name: b.clone() for name, b in self.model.named_buffers()}
 
     def forward(self, draw: int) -> list[Tensor]:
@@ -152,7 +164,12 @@ class _Copy:
     def place(self, draw: int | None) -> None:
         """Put all parameters at generic values, or back at their own."""
         generator = torch.Generator().manual_seed(draw or 0)
-        lookups = {id(p) for m in self.model.modules() if isinstance(m, LOOKUPS) for p in m.parameters(recurse=False)}
+        lookups = {
+            id(p)
+            for m in self.model.modules()
+            if isinstance(m, LOOKUPS)
+            for p in m.parameters(recurse=False)
+        }
         for name, parameter in self.parameters.items():
             value = self.own[name]
             if draw is not None and value.is_floating_point() and value.numel():
@@ -167,7 +184,9 @@ class _Copy:
         for name, finding in findings.items():
             parameter = self.parameters[name]
             saved[name] = parameter.detach().clone()
-            factors = 0.5 + 1.5 * torch.rand(finding.spheres, 1, generator=generator, dtype=parameter.dtype)
+            factors = 0.5 + 1.5 * torch.rand(
+                finding.spheres, 1, generator=generator, dtype=parameter.dtype
+            )
             blocks = saved[name].reshape(finding.spheres, -1) * factors.to(parameter.device)
             parameter.data.copy_(blocks.reshape(parameter.shape))
         try:
@@ -184,9 +203,13 @@ def _classify(copied: _Copy) -> dict[str, Finding]:
     candidates: dict[str, Finding] = {}
     for name, parameter in copied.parameters.items():
         if parameter.ndim < 2:
-            candidates[name] = Finding("none", 0, "a vector: gains, shifts and biases are not on spheres")
+            candidates[name] = Finding(
+                "none", 0, "a vector: gains, shifts and biases are not on spheres"
+            )
         elif name not in statistics:
-            candidates[name] = Finding("none", 0, "the output does not depend on it, for this example_input")
+            candidates[name] = Finding(
+                "none", 0, "the output does not depend on it, for this example_input"
+            )
         else:
             found = statistics[name]
             good = next((s for s in sorted(found, reverse=True) if found[s] < threshold), 0)
@@ -198,7 +221,9 @@ def _classify(copied: _Copy) -> dict[str, Finding]:
     changes = _changes(copied, candidates, draw or 0, RESCALING[copied.dtype])
     for name, change in changes.items():
         if not change < RESCALING[copied.dtype]:
-            reason = f"Euler's identity holds by chance: rescaling changes the output by {change:.1e}"
+            reason = (
+                f"Euler's identity holds by chance: rescaling changes the output by {change:.1e}"
+            )
             candidates[name] = Finding("none", 0, reason, candidates[name].statistic, change)
     copied.scale_epsilons(1.0)
     copied.place(None)
@@ -248,7 +273,12 @@ def _euler(copied: _Copy, outputs: list[Tensor], draw: int) -> dict[str, dict[in
     found = {}
     for name, parameter in copied.parameters.items():
         gradient, parameter.grad = parameter.grad, None
-        if parameter.ndim < 2 or gradient is None or not parameter.is_floating_point() or not parameter.numel():
+        if (
+            parameter.ndim < 2
+            or gradient is None
+            or not parameter.is_floating_point()
+            or not parameter.numel()
+        ):
             continue
         gradient = gradient.to_dense() if gradient.is_sparse else gradient
         if bool(gradient.abs().max() > 0):
@@ -271,7 +301,9 @@ def _by_partition(weight: Tensor, gradient: Tensor) -> dict[int, float]:
     return {s: v * (weight.numel() / s) ** 0.5 for s, v in zip(counts, values, strict=True)}
 
 
-def _changes(copied: _Copy, candidates: Mapping[str, Finding], draw: int, threshold: float) -> dict[str, float]:
+def _changes(
+    copied: _Copy, candidates: Mapping[str, Finding], draw: int, threshold: float
+) -> dict[str, float]:
     """The relative change of the outputs when blocks are rescaled: all at once, or each if that is not small."""
     positive = {name: finding for name, finding in candidates.items() if finding.spheres}
     if not positive:
@@ -304,18 +336,25 @@ def _slopes(copied: _Copy, positive: Mapping[str, Finding], draw: int) -> dict[s
     generator = torch.Generator().manual_seed(2)
     squares = dict.fromkeys(positive, 0.0)
     for _ in range(COTANGENTS):
-        gradients = torch.autograd.grad(outputs, weights, _cotangents(outputs, generator), retain_graph=True)
+        gradients = torch.autograd.grad(
+            outputs, weights, _cotangents(outputs, generator), retain_graph=True
+        )
         for (name, finding), w, g in zip(positive.items(), weights, gradients, strict=True):
             along = (w.detach() * g).reshape(finding.spheres, -1).sum(1)
             squares[name] += float(along.square().sum()) / COTANGENTS
-    return {name: 0.5 * square**0.5 / size if size else math.inf for name, square in squares.items()}
+    return {
+        name: 0.5 * square**0.5 / size if size else math.inf for name, square in squares.items()
+    }
 
 
 def _relative_change(before: list[Tensor], after: list[Tensor]) -> float:
     """The norm of the difference over that of what varies; infinite entries, such as masks, are the same ones."""
     if [t.shape for t in before] != [t.shape for t in after]:
         return math.inf
-    squares = sum(float(torch.where(s == t, 0.0, s - t).square().sum()) for s, t in zip(after, before, strict=True))
+    squares = sum(
+        float(torch.where(s == t, 0.0, s - t).square().sum())
+        for s, t in zip(after, before, strict=True)
+    )
     size = _size(before)
     if not size:  # a last layer that is zero
         return 0.0 if squares < 1e-20 else math.inf
@@ -325,7 +364,9 @@ def _relative_change(before: list[Tensor], after: list[Tensor]) -> float:
 def _size(outputs: list[Tensor]) -> float:
     """The norm of what varies between samples, which the bias of the last layer does not; of a loss its value."""
     finite = [torch.where(t.isfinite(), t, 0.0) for t in outputs]
-    varying = sum(float((t - t.mean(0, keepdim=True) if t.ndim else t).square().sum()) for t in finite)
+    varying = sum(
+        float((t - t.mean(0, keepdim=True) if t.ndim else t).square().sum()) for t in finite
+    )
     square = max(varying, 1e-12 * sum(float(t.square().sum()) for t in finite))
     return square**0.5 if square >= 1e-20 else 0.0
 
@@ -397,12 +438,21 @@ def _epsilon(module: nn.Module) -> float:
 def _bare_copy(model: nn.Module) -> nn.Module:
     """A float64 copy in training mode, without the user's own hooks."""
     # tensors that a hook recomputes (old-style weight norm) cannot be deep-copied, and need not be
-    derived = [t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor) and not t.is_leaf]
+    derived = [
+        t
+        for m in model.modules()
+        for t in vars(m).values()
+        if isinstance(t, Tensor) and not t.is_leaf
+    ]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             clone = copy.deepcopy(model, {id(t): t.detach() for t in derived}).train()
-            clone = clone.to(torch.float64) if not any(p.is_complex() for p in clone.parameters()) else clone
+            clone = (
+                clone.to(torch.float64)
+                if not any(p.is_complex() for p in clone.parameters())
+                else clone
+            )
     except Exception as error:
         raise ValueError(
             f"{type(model).__name__} cannot be copied for the probe: {error}; pass invariant='modules' or a mapping"
@@ -415,7 +465,11 @@ def _bare_copy(model: nn.Module) -> nn.Module:
             module._backward_pre_hooks,
         ):
             # hooks that are objects (weight norm, spectral norm) are part of the model; functions are the user's
-            for key in [k for k, h in hooks.items() if isinstance(h, types.FunctionType | types.MethodType | partial)]:
+            for key in [
+                k
+                for k, h in hooks.items()
+                if isinstance(h, types.FunctionType | types.MethodType | partial)
+            ]:
                 del hooks[key]
         module._compiled_call_impl = None
         if isinstance(module, nn.SyncBatchNorm):

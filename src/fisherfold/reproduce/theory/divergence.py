@@ -19,7 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fisherfold.fisher.likelihoods import Bernoulli, Categorical, ExponentialFamily, Gaussian, Poisson
+from fisherfold.fisher.likelihoods import (
+    Bernoulli,
+    Categorical,
+    ExponentialFamily,
+    Gaussian,
+    Poisson,
+)
 from fisherfold.manifolds import Euclidean, Grassmann, Manifold, Oblique, Product, Sphere, Stiefel
 from fisherfold.manifolds.base import Point, dot, leaves, scale
 from fisherfold.manifolds.verdict import slope
@@ -27,19 +33,28 @@ from fisherfold.problems import NLLProblem
 from fisherfold.reproduce.theory.report import Finding, Row, Settings, holds_if, pick
 
 LIKELIHOODS: dict[str, ExponentialFamily] = {
-    "gaussian": Gaussian(), "categorical": Categorical(), "bernoulli": Bernoulli(), "poisson": Poisson(),
-}  # fmt: skip
+    "gaussian": Gaussian(),
+    "categorical": Categorical(),
+    "bernoulli": Bernoulli(),
+    "poisson": Poisson(),
+}
 MANIFOLDS: dict[str, Manifold] = {
-    "euclidean": Euclidean(4, 2), "sphere": Sphere(6), "oblique": Oblique(3, 4), "stiefel": Stiefel(5, 2),
-    "grassmann": Grassmann(5, 2), "product": Product({"frame": Stiefel(4, 2), "row": Sphere(3), "bias": Euclidean(2)}),
-}  # fmt: skip
+    "euclidean": Euclidean(4, 2),
+    "sphere": Sphere(6),
+    "oblique": Oblique(3, 4),
+    "stiefel": Stiefel(5, 2),
+    "grassmann": Grassmann(5, 2),
+    "product": Product({"frame": Stiefel(4, 2), "row": Sphere(3), "bias": Euclidean(2)}),
+}
 STEPS = [0.3 * 10 ** (-k / 4) for k in range(17)]
 _SAMPLES, _OUTPUTS = 24, 3
 # one rounding unit on values of size one, a few times over
 _NOISE = 8 * torch.finfo(torch.float64).eps
 
 
-def make_problem(manifold: Manifold, likelihood: ExponentialFamily, *, seed: int) -> tuple[NLLProblem, Point]:
+def make_problem(
+    manifold: Manifold, likelihood: ExponentialFamily, *, seed: int
+) -> tuple[NLLProblem, Point]:
     """A small nonlinear model on a manifold, and a random point.
 
     z = sin(A_i features(θ)), the features being the entries of θ, or of the projector θθᵀ on the Grassmann manifold,
@@ -56,7 +71,9 @@ def make_problem(manifold: Manifold, likelihood: ExponentialFamily, *, seed: int
     def model(x: Tensor, point: Point) -> Tensor:
         return torch.sin(x @ features(point))
 
-    x = torch.randn(_SAMPLES, _OUTPUTS, len(features(theta)), generator=generator, dtype=torch.float64)
+    x = torch.randn(
+        _SAMPLES, _OUTPUTS, len(features(theta)), generator=generator, dtype=torch.float64
+    )
     y = likelihood.sample(model(x, truth), generator=generator)
     return NLLProblem(manifold, model, likelihood, x, y), theta
 
@@ -86,7 +103,9 @@ def loss_remainder(problem: NLLProblem, theta: Tensor, method: str, seed: int) -
     return errors
 
 
-def riemannian_hessian(problem: NLLProblem, theta: Tensor, d: Tensor, *, as_printed: bool = False) -> Tensor:
+def riemannian_hessian(
+    problem: NLLProblem, theta: Tensor, d: Tensor, *, as_printed: bool = False
+) -> Tensor:
     """Hess Ψ[d] on the Stiefel manifold: P(∇²Ψ d - d S), S the symmetric part of θᵀ∇Ψ."""
 
     def loss(point: Tensor) -> Tensor:
@@ -99,7 +118,9 @@ def riemannian_hessian(problem: NLLProblem, theta: Tensor, d: Tensor, *, as_prin
         return g - point @ (point.mT @ g + g.mT @ point) / 2
 
     def along(field: Callable[[Tensor], Tensor]) -> Tensor:
-        return problem.manifold.project(theta, (torch.func.jacrev(field)(theta) * d).sum(dim=(-2, -1)))
+        return problem.manifold.project(
+            theta, (torch.func.jacrev(field)(theta) * d).sum(dim=(-2, -1))
+        )
 
     curved = along(ambient)
     if as_printed:
@@ -118,26 +139,34 @@ def entropy_hessian_error(likelihood: ExponentialFamily, *, frozen: bool, seed: 
         mean = frozen_mean if frozen else likelihood.mean(z)
         return (likelihood.log_partition(z).sum() - (mean * z).sum()) / len(z)
 
-    hessian = torch.func.jacrev(torch.func.jacrev(population_loss))(theta).reshape(theta.numel(), -1)
+    hessian = torch.func.jacrev(torch.func.jacrev(population_loss))(theta).reshape(
+        theta.numel(), -1
+    )
     fisher = problem.fisher(theta).dense()
     return float((hessian - fisher).norm() / fisher.norm())
 
 
 def _direction(problem: NLLProblem, theta: Point, seed: int) -> Any:
-    return problem.manifold.random_tangent(theta, generator=torch.Generator().manual_seed(1000 + seed))
+    return problem.manifold.random_tangent(
+        theta, generator=torch.Generator().manual_seed(1000 + seed)
+    )
 
 
 def measure(settings: Settings) -> list[Row]:
     """The slope of the remainder for every likelihood, manifold and retraction, and the controls."""
     rows = []
-    for (manifold, geometry), (name, likelihood) in itertools.product(MANIFOLDS.items(), LIKELIHOODS.items()):
+    for (manifold, geometry), (name, likelihood) in itertools.product(
+        MANIFOLDS.items(), LIKELIHOODS.items()
+    ):
         problem, theta = make_problem(geometry, likelihood, seed=0)
         own = None if isinstance(geometry, Product) else geometry.retraction
         cases: list[tuple[str, str, int, int, Callable[[int], list[float]]]] = [
             ("KL", method, order, 3, partial(kl_remainder, problem, theta, method))
             for method, order in geometry.retractions.items()
         ]
-        cases.append(("KL", "no retraction", 0, 2, partial(kl_remainder, problem, theta, own, stretch=1.2)))
+        cases.append(
+            ("KL", "no retraction", 0, 2, partial(kl_remainder, problem, theta, own, stretch=1.2))
+        )
         if manifold == "stiefel":
             cases += [
                 ("loss", method, order, order + 1, partial(loss_remainder, problem, theta, method))
@@ -146,11 +175,20 @@ def measure(settings: Settings) -> list[Row]:
         for quantity, method, order, predicted, remainder in cases:
             runs = [remainder(seed) for seed in range(1 if settings.quick else settings.seeds)]
             slopes = sorted(slope(STEPS, errors, _NOISE) for errors in runs)
-            rows.append({
-                "quantity": quantity, "manifold": manifold, "likelihood": name, "retraction": method, "order": order,
-                "predicted": predicted, "slope": slopes[len(slopes) // 2], "lowest": slopes[0], "highest": slopes[-1],
-                "errors": runs[0],
-            })  # fmt: skip
+            rows.append(
+                {
+                    "quantity": quantity,
+                    "manifold": manifold,
+                    "likelihood": name,
+                    "retraction": method,
+                    "order": order,
+                    "predicted": predicted,
+                    "slope": slopes[len(slopes) // 2],
+                    "lowest": slopes[0],
+                    "highest": slopes[-1],
+                    "errors": runs[0],
+                }
+            )
     return rows
 
 
@@ -161,55 +199,78 @@ def findings(rows: list[Row]) -> list[Finding]:
     for manifold in MANIFOLDS:
         own = pick(kl, manifold=manifold, order=2)
         names = ", ".join(sorted({r["retraction"] for r in own}))
-        found.append(_slope_finding(
-            f"Theorem 1: remainder of KL on {manifold}", own, 3.0,
-            f"second-order retractions {names}; four likelihoods; measured: least slope",
-        ))  # fmt: skip
+        found.append(
+            _slope_finding(
+                f"Theorem 1: remainder of KL on {manifold}",
+                own,
+                3.0,
+                f"second-order retractions {names}; four likelihoods; measured: least slope",
+            )
+        )
     slopes = [r["slope"] for r in pick(kl, order=1)]
     found += [
         Finding(
-            "Theorem 1 along first-order retractions (QR, Cayley)", "not covered",
-            f"slope {min(slopes):.2f} to {max(slopes):.2f}", holds_if(min(slopes) > 2.8),
+            "Theorem 1 along first-order retractions (QR, Cayley)",
+            "not covered",
+            f"slope {min(slopes):.2f} to {max(slopes):.2f}",
+            holds_if(min(slopes) > 2.8),
             "the hypothesis of second order is not needed: KL has no linear term in t, so the acceleration of the "
             "curve does not enter its second derivative",
         ),
         _slope_finding(
-            "control: DR(0) = 1.2 Id is no retraction", pick(kl, retraction="no retraction"), 2.0,
+            "control: DR(0) = 1.2 Id is no retraction",
+            pick(kl, retraction="no retraction"),
+            2.0,
             "the measurement can fail",
         ),
-    ]  # fmt: skip
+    ]
     for order, name in ((2, "second"), (1, "first")):
         names = ", ".join(sorted({r["retraction"] for r in pick(loss, order=order)}))
-        found.append(_slope_finding(
-            f"loss along a {name}-order retraction: Taylor remainder with Hess", pick(loss, order=order), order + 1.0,
-            f"Stiefel, {names}; here the order of the retraction counts",
-        ))  # fmt: skip
+        found.append(
+            _slope_finding(
+                f"loss along a {name}-order retraction: Taylor remainder with Hess",
+                pick(loss, order=order),
+                order + 1.0,
+                f"Stiefel, {names}; here the order of the retraction counts",
+            )
+        )
     return found + _printed_findings()
 
 
 def _printed_findings() -> list[Finding]:
     """Two formulas as they are printed."""
     free, frozen = (
-        max(entropy_hessian_error(likelihood, frozen=flag, seed=0) for likelihood in LIKELIHOODS.values())
+        max(
+            entropy_hessian_error(likelihood, frozen=flag, seed=0)
+            for likelihood in LIKELIHOODS.values()
+        )
         for flag in (False, True)
     )
     problem, theta = make_problem(MANIFOLDS["stiefel"], LIKELIHOODS["categorical"], seed=0)
     d = _direction(problem, theta, 0)
-    true, printed = (riemannian_hessian(problem, theta, d, as_printed=flag) for flag in (False, True))
+    true, printed = (
+        riemannian_hessian(problem, theta, d, as_printed=flag) for flag in (False, True)
+    )
     error = float((true - printed).norm() / true.norm())
     return [
         Finding(
-            "∇²Φ = F with Φ as printed", 0.0, free, holds_if(free < 1e-8),
+            "∇²Φ = F with Φ as printed",
+            0.0,
+            free,
+            holds_if(free < 1e-8),
             "relative error, the worst of four likelihoods: Φ averages over p_θ itself and so is an entropy (constant "
             f"for a Gaussian); with the distribution of y frozen at θ the error is {frozen:.0e}, but then grad Φ = 0 "
             "and the natural direction of Theorem 1 is 0: read it for Ψ",
         ),
         Finding(
-            "Riemannian Hessian as printed after Theorem 1", 0.0, error, holds_if(error < 1e-8),
+            "Riemannian Hessian as printed after Theorem 1",
+            0.0,
+            error,
+            holds_if(error < 1e-8),
             "relative error against the second derivative along geodesics: P D_u(grad Φ) is already Hess Φ[u]; the "
             "second term should be the Weingarten map of the normal part of ∇Φ",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _slope_finding(name: str, rows: list[Row], predicted: float, note: str) -> Finding:

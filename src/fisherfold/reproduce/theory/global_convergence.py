@@ -25,14 +25,29 @@ from fisherfold.manifolds import Stiefel
 from fisherfold.plain import counted
 from fisherfold.problems import NLLProblem
 from fisherfold.reproduce.theory.pictures import draw_global
-from fisherfold.reproduce.theory.report import Finding, Part, Row, Settings, fitted_power, holds_if, pick
+from fisherfold.reproduce.theory.report import (
+    Finding,
+    Part,
+    Row,
+    Settings,
+    fitted_power,
+    holds_if,
+    pick,
+)
 from fisherfold.solvers import GradientNorm, minimize
 
 TINY = 1e-20
 THEOREM = "η₂ of the theorem"
 BATCHES = (20, 40, 80, 160, 320)
 ETAS = (0.01, 0.5, 0.9)
-STANDARD: dict[str, Any] = {"sigma": 1.0, "sigma_min": 1e-6, "eta1": 0.1, "eta2": TINY, "eta3": 0.0, "gamma": 4.0}
+STANDARD: dict[str, Any] = {
+    "sigma": 1.0,
+    "sigma_min": 1e-6,
+    "eta1": 0.1,
+    "eta2": TINY,
+    "eta3": 0.0,
+    "gamma": 4.0,
+}
 
 
 def make_problem(n_samples: int, *, seed: int) -> tuple[NLLProblem, Tensor]:
@@ -63,20 +78,36 @@ def growing(n_samples: int, iterations: int) -> Callable[[int], int]:
     return lambda k: min(n_samples, math.ceil(20 * factor**k))
 
 
-def run(problem: NLLProblem, start: Tensor, label: str, seed: int, iterations: int, **options: Any) -> Row:
+def run(
+    problem: NLLProblem, start: Tensor, label: str, seed: int, iterations: int, **options: Any
+) -> Row:
     """Run Algorithm 1 for a fixed number of iterations: its traces, and what the table shows of them."""
     trace = minimize(
-        problem, start, "rngd", max_iter=iterations, stop=GradientNorm(1e-13), seed=seed, max_rejections=10**6,
-        solve="dense", **(STANDARD | options),
-    ).trace  # fmt: skip
+        problem,
+        start,
+        "rngd",
+        max_iter=iterations,
+        stop=GradientNorm(1e-13),
+        seed=seed,
+        max_rejections=10**6,
+        solve="dense",
+        **(STANDARD | options),
+    ).trace
     norms, sigmas = trace["gradient_norm"], trace["sigma"][1:]
     return {
-        "label": label, "seed": seed, "iterations": len(norms) - 1, "final_gradient_norm": norms[-1],
-        "tail_gradient_norm": median(norms[-max(2, len(norms) // 4) :]), "least_gradient_norm": min(norms),
+        "label": label,
+        "seed": seed,
+        "iterations": len(norms) - 1,
+        "final_gradient_norm": norms[-1],
+        "tail_gradient_norm": median(norms[-max(2, len(norms) // 4) :]),
+        "least_gradient_norm": min(norms),
         "iterations_to_1e-6": next((k for k, norm in enumerate(norms) if norm <= 1e-6), math.nan),
-        "final_sigma": sigmas[-1], "norms": norms, "sigmas": sigmas, "dampings": trace["damping"][1:],
+        "final_sigma": sigmas[-1],
+        "norms": norms,
+        "sigmas": sigmas,
+        "dampings": trace["damping"][1:],
         "options": options,
-    }  # fmt: skip
+    }
 
 
 def model_errors(problem: NLLProblem, start: Tensor) -> tuple[list[float], dict[str, list[float]]]:
@@ -111,7 +142,8 @@ def measure(settings: Settings) -> list[Row]:
         kappa, eta2 = least_eta2(problem, start)
         grow, slow = (growing(n_samples, length) for length in (short, long))
         wanted: list[tuple[str, int, dict[str, Any]]] = [
-            ("all samples, η₂ tiny", short, {}), ("growing batch, η₂ tiny", short, {"batch_size": grow}),
+            ("all samples, η₂ tiny", short, {}),
+            ("growing batch, η₂ tiny", short, {"batch_size": grow}),
             *((f"batch {b}, η₂ tiny", short, {"batch_size": b}) for b in BATCHES),
             ("all samples, η₂ = κ", short, {"eta2": kappa}),
             ("batch 80, η₂ = κ", short, {"eta2": kappa, "batch_size": 80}),
@@ -121,11 +153,15 @@ def measure(settings: Settings) -> list[Row]:
             *((f"γ = {gamma:g}", 60, {"gamma": gamma}) for gamma in (1.5, 2.0, 10.0)),
             *((f"η₂ = {factor:g} κ", short, {"eta2": factor * kappa}) for factor in (0.1, 10.0)),
         ]
-        rows += [run(problem, start, label, seed, length, **options) for label, length, options in wanted]
+        rows += [
+            run(problem, start, label, seed, length, **options) for label, length, options in wanted
+        ]
     return rows
 
 
-def findings(rows: list[Row], sigmas: list[float], constants: dict[str, list[float]]) -> list[Finding]:
+def findings(
+    rows: list[Row], sigmas: list[float], constants: dict[str, list[float]]
+) -> list[Finding]:
     """What the runs say about the global theorem."""
 
     def each(label: str, column: str) -> list[Any]:
@@ -142,16 +178,24 @@ def findings(rows: list[Row], sigmas: list[float], constants: dict[str, list[flo
     return [
         _theorem_finding([r for r in rows if r["label"].endswith(THEOREM)]),
         Finding(
-            "global: ‖grad Ψ‖ → 0 with η₂ tiny, all samples", 0.0, max(tiny), holds_if(max(tiny) < 1e-10),
+            "global: ‖grad Ψ‖ → 0 with η₂ tiny, all samples",
+            0.0,
+            max(tiny),
+            holds_if(max(tiny) < 1e-10),
             f"worst of {counted(len(tiny), 'seed')} with η₂ = 1e-20, which the theorem does not cover; 1e-6 after "
             f"{reached:.0f} iterations",
         ),
         Finding(
-            "global: ‖grad Ψ‖ → 0 with η₂ tiny, growing batches", 0.0, grown, holds_if(grown < 1e-8),
+            "global: ‖grad Ψ‖ → 0 with η₂ tiny, growing batches",
+            0.0,
+            grown,
+            holds_if(grown < 1e-8),
             f"worst of {counted(len(tiny), 'seed')}; batches from 20 to all samples",
         ),
         Finding(
-            "global: batches of fixed size b stop at a floor", "b^-0.5", f"b^{floor:.2f}",
+            "global: batches of fixed size b stop at a floor",
+            "b^-0.5",
+            f"b^{floor:.2f}",
             holds_if(abs(floor + 0.5) < 0.1, "partly"),
             f"median ‖grad Ψ‖ over the last quarter: {floors[0]:.1e} at b={BATCHES[0]}, {floors[-1]:.1e} at "
             f"b={BATCHES[-1]}; the hypothesis of errors below ε_F/σ_k² is then violated, and the conclusion with it; "
@@ -161,18 +205,22 @@ def findings(rows: list[Row], sigmas: list[float], constants: dict[str, list[flo
         _sigma_finding(rows),
         _rate_finding(pick(rows, label="all samples, η₂ = κ"), reached),
         Finding(
-            "global: m_k is fully linear with a constant κ_ef", "σ^0", f"σ^{powers['with λ']:.2f}",
+            "global: m_k is fully linear with a constant κ_ef",
+            "σ^0",
+            f"σ^{powers['with λ']:.2f}",
             holds_if(powers["with λ"] < 0.2),
             "σ² max |Ψ∘R - m| over the ball of radius 1/σ at a fixed point: the regularisation ½σ‖g‖‖y‖² alone "
             f"contributes σ‖g‖/2. Without it the power is {powers['without λ']:.2f}: ask full linearity of the model "
             "without λ",
         ),
         Finding(
-            "global: any η₁ in (0, 1) and γ > 1 will do", "converges",
-            f"{min(spread):.0f} to {max(spread):.0f} iterations", holds_if(all(math.isfinite(s) for s in spread)),
+            "global: any η₁ in (0, 1) and γ > 1 will do",
+            "converges",
+            f"{min(spread):.0f} to {max(spread):.0f} iterations",
+            holds_if(all(math.isfinite(s) for s in spread)),
             f"to 1e-6 with all samples and η₂ tiny; η₁ in {ETAS} and γ in 1.5, 2, 10",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _theorem_finding(chosen: list[Row]) -> Finding:
@@ -182,11 +230,13 @@ def _theorem_finding(chosen: list[Row]) -> Finding:
     # at that rate, the rest of the run lowers the norm tenfold
     steady = all(fall ** (0.4 * length) < 0.1 for fall in falls)
     return Finding(
-        f"global: lim inf ‖grad Ψ‖ = 0 with the {THEOREM}", 0.0, f"{last:.1e} after {length} iterations",
+        f"global: lim inf ‖grad Ψ‖ = 0 with the {THEOREM}",
+        0.0,
+        f"{last:.1e} after {length} iterations",
         holds_if(steady and last < 1e-2),
         f"worst of {len(chosen)} runs, with all samples and with growing batches, η₂ = max(κ_fim, 16κ_ef/(1 - η₁)); "
         f"over the last four tenths a factor of {min(falls):.3f} to {max(falls):.3f} per iteration",
-    )  # fmt: skip
+    )
 
 
 def _fall(norms: Sequence[float], share: float) -> float:
@@ -197,15 +247,20 @@ def _fall(norms: Sequence[float], share: float) -> float:
 
 def _sigma_finding(rows: list[Row]) -> Finding:
     own = pick(rows, label=f"all samples, {THEOREM}")
-    large, tiny = (median(r["final_sigma"] for r in part) for part in (own, pick(rows, label="all samples, η₂ tiny")))
+    large, tiny = (
+        median(r["final_sigma"] for r in part)
+        for part in (own, pick(rows, label="all samples, η₂ tiny"))
+    )
     terms = [[1 / s**2 for s in r["sigmas"] if s == s] for r in own]
     late = max(sum(t[len(t) // 2 :]) / sum(t) for t in terms)
     return Finding(
-        "global: σ_k → ∞ and Σ 1/σ_k² < ∞", "σ grows", f"σ = {large:.1e}, last half of Σ {late:.0e} of it",
+        "global: σ_k → ∞ and Σ 1/σ_k² < ∞",
+        "σ grows",
+        f"σ = {large:.1e}, last half of Σ {late:.0e} of it",
         holds_if(large > 1e2 and late < 1e-2),
         f"all samples, {THEOREM}, final σ as median of the seeds, σ₀ = 1. With a tiny η₂, which it does not cover, "
         f"steps are accepted, σ falls to {tiny:.0e} and convergence is faster all the same",
-    )  # fmt: skip
+    )
 
 
 def _rate_finding(chosen: list[Row], fast: float) -> Finding:
@@ -213,12 +268,13 @@ def _rate_finding(chosen: list[Row], fast: float) -> Finding:
     lambdas = [d / r["options"]["eta2"] for r in chosen for d in r["dampings"][-20:] if d == d]
     rate = median(_fall(r["norms"], 0.5) for r in chosen)
     return Finding(
-        "global: what a large η₂ costs", "λ_k ≈ η₂, linear rate",
+        "global: what a large η₂ costs",
+        "λ_k ≈ η₂, linear rate",
         f"λ_k/η₂ in {min(lambdas):.2g} to {max(lambdas):.2g}, rate {rate:.3f}",
         holds_if(min(lambdas) > 1 / 16 and max(lambdas) < 16 and 0.3 < rate < 1),
         "per iteration, all samples; every step is then damped by about the largest eigenvalue of F. With η₂ tiny the "
         f"run reaches 1e-6 in {fast:.0f} iterations",
-    )  # fmt: skip
+    )
 
 
 def part(settings: Settings) -> Part:

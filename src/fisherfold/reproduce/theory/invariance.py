@@ -101,20 +101,28 @@ def projected_fisher_change(gradients: Tensor, weight: Tensor) -> float:
 def measure(settings: Settings) -> list[Row]:
     """True and hook gradients under every normalisation."""
     rows = []
-    for kind, seed in itertools.product(("batch", "variance", "layer", "none"), range(settings.seeds)):
+    for kind, seed in itertools.product(
+        ("batch", "variance", "layer", "none"), range(settings.seeds)
+    ):
         network, x, y = make(kind, seed=seed)
         weight = network.first.weight.detach()
         true, hooks = true_gradients(network, x, y), hook_gradients(network, x, y)
         cosines = functional.cosine_similarity(true.flatten(1), hooks.flatten(1), dim=1)
         whole = (true * weight).sum(dim=(1, 2)) / weight.norm() / true.flatten(1).norm(dim=1)
-        rows.append({
-            "normalisation": kind, "seed": seed,
-            "sum_difference": float((true.sum(0) - hooks.sum(0)).norm() / true.sum(0).norm()),
-            "radial_true": radial_share(true, weight), "radial_hooks": radial_share(hooks, weight),
-            "fisher_true": projected_fisher_change(true, weight),
-            "fisher_hooks": projected_fisher_change(hooks, weight),
-            "whole_true": float(whole.abs().max()), "cosines": sorted(cosines.tolist()), **_scaling(network, x, y),
-        })  # fmt: skip
+        rows.append(
+            {
+                "normalisation": kind,
+                "seed": seed,
+                "sum_difference": float((true.sum(0) - hooks.sum(0)).norm() / true.sum(0).norm()),
+                "radial_true": radial_share(true, weight),
+                "radial_hooks": radial_share(hooks, weight),
+                "fisher_true": projected_fisher_change(true, weight),
+                "fisher_hooks": projected_fisher_change(hooks, weight),
+                "whole_true": float(whole.abs().max()),
+                "cosines": sorted(cosines.tolist()),
+                **_scaling(network, x, y),
+            }
+        )
     return rows
 
 
@@ -143,39 +151,51 @@ def findings(rows: list[Row]) -> list[Finding]:
 
     return [
         zero(
-            "batch norm: <∇w_i, w_i> = 0, every sample, exact gradients", 0.0,
+            "batch norm: <∇w_i, w_i> = 0, every sample, exact gradients",
+            0.0,
             math.sqrt(max(each("batch", "radial_true"))),
             "radial part over the length, the worst seed; statistics differentiated through, float64",
         ),
         zero(
-            "batch norm: <∇w_i, w_i> = 0, per-sample gradients from hooks in train mode", 0.0,
+            "batch norm: <∇w_i, w_i> = 0, per-sample gradients from hooks in train mode",
+            0.0,
             math.sqrt(min(each("batch", "radial_hooks"))),
             "radial part over the length, the least seed. Their sum is the exact batch gradient (to "
             f"{max(each('batch', 'sum_difference')):.0e}), one by one they are not",
         ),
         zero(
-            "batch norm: RFIM = FIM, exact", 0.0, max(each("batch", "fisher_true")),
+            "batch norm: RFIM = FIM, exact",
+            0.0,
+            max(each("batch", "fisher_true")),
             "‖PFP - F‖/‖F‖, F the second moment of exact gradients",
         ),
         zero(
-            "batch norm: RFIM = FIM, as hook-based K-FAC computes it", 0.0, max(each("batch", "fisher_hooks")),
+            "batch norm: RFIM = FIM, as hook-based K-FAC computes it",
+            0.0,
+            max(each("batch", "fisher_hooks")),
             "‖PFP - F‖/‖F‖ of the hook rows, the worst seed: project after preconditioning",
         ),
         zero(
-            "batch norm as printed, divided by Var", "Ψ(2w) = Ψ(w)", max(each("variance", "scaled")),
+            "batch norm as printed, divided by Var",
+            "Ψ(2w) = Ψ(w)",
+            max(each("variance", "scaled")),
             "relative change of the loss when one row is doubled; dividing by the standard deviation it is "
             f"{max(each('batch', 'scaled')):.0e}",
         ),
         zero(
-            "batch norm: Ψ(cw) = Ψ(w) for all c ≠ 0", "Ψ(-w) = Ψ(w)", max(each("batch", "negated")),
+            "batch norm: Ψ(cw) = Ψ(w) for all c ≠ 0",
+            "Ψ(-w) = Ψ(w)",
+            max(each("batch", "negated")),
             "relative change of the loss: the sign is no invariance of ReLU after batch norm, so rows live on spheres, "
             "not on Gr(1, n); for c > 0 it is one, which is what the identity needs",
         ),
         zero(
-            "layer norm: <∇W, W> = 0 for the whole weight, not by rows", 0.0, max(each("layer", "whole_true")),
+            "layer norm: <∇W, W> = 0 for the whole weight, not by rows",
+            0.0,
+            max(each("layer", "whole_true")),
             f"cosine with W, the worst sample; by rows the radial share is {max(each('layer', 'radial_true')):.2f}",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def part(settings: Settings) -> Part:
@@ -187,4 +207,6 @@ def part(settings: Settings) -> Part:
         "another matrix with a radial part. The invariance needs the standard deviation where the text prints the "
         "variance, and holds for c > 0 only."
     )
-    return Part("invariance", "Normalised rows", sentence, findings(rows), rows, draw_invariance(rows))
+    return Part(
+        "invariance", "Normalised rows", sentence, findings(rows), rows, draw_invariance(rows)
+    )

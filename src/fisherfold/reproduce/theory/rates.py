@@ -20,7 +20,15 @@ from typing import Any
 from torch import Tensor
 
 from fisherfold.reproduce.theory.pictures import draw_rates
-from fisherfold.reproduce.theory.report import Finding, Part, Row, Settings, fitted_power, holds_if, pick
+from fisherfold.reproduce.theory.report import (
+    Finding,
+    Part,
+    Row,
+    Settings,
+    fitted_power,
+    holds_if,
+    pick,
+)
 from fisherfold.reproduce.theory.stability import change_norm, inputs, moved_targets, networks
 from fisherfold.reproduce.twolayer import TwoLayer
 from fisherfold.solvers import GradientNorm, minimize
@@ -31,7 +39,9 @@ DISTANCES = [10 ** (-k / 3) for k in range(19)]
 _FLOOR = 1e-11
 
 
-def residuals(problem: TwoLayer, theta: Tensor, goal: Tensor, *, step: float, iterations: int) -> list[float]:
+def residuals(
+    problem: TwoLayer, theta: Tensor, goal: Tensor, *, step: float, iterations: int
+) -> list[float]:
     """‖u^k - u*‖ along RNGD with a fixed step and the pseudo-inverse."""
     seen = [float((problem.outputs(theta) - goal).norm())]
 
@@ -40,9 +50,15 @@ def residuals(problem: TwoLayer, theta: Tensor, goal: Tensor, *, step: float, it
         return seen[-1] < _FLOOR
 
     minimize(
-        problem, theta, "rngd", step=step, solve="structured", max_iter=iterations, stop=GradientNorm(1e-300),
+        problem,
+        theta,
+        "rngd",
+        step=step,
+        solve="structured",
+        max_iter=iterations,
+        stop=GradientNorm(1e-300),
         callback=record,
-    )  # fmt: skip
+    )
     return seen
 
 
@@ -60,10 +76,16 @@ def measure_steps(settings: Settings) -> list[Row]:
         for step in STEPS:
             seen = residuals(problem, theta, y, step=step, iterations=12 if settings.quick else 24)
             factors = ratios(seen)
-            rows.append({
-                **names, "step": step, "bound": 1 - step / 2, "worst": max(factors),
-                "last": factors[-1], "residuals": seen,
-            })  # fmt: skip
+            rows.append(
+                {
+                    **names,
+                    "step": step,
+                    "bound": 1 - step / 2,
+                    "worst": max(factors),
+                    "last": factors[-1],
+                    "residuals": seen,
+                }
+            )
     return rows
 
 
@@ -72,17 +94,28 @@ def measure_order(settings: Settings) -> list[Row]:
     x, y = inputs(SAMPLES, DIM, seed=0)
     widths = (1024, 4096) if settings.quick else (1024, 4096, 16384, 65536)
     steps = defaultdict(list)
-    for names, problem, theta, generator in networks(x, y, widths, (3 if settings.quick else 4) * settings.seeds):
+    for names, problem, theta, generator in networks(
+        x, y, widths, (3 if settings.quick else 4) * settings.seeds
+    ):
         near = moved_targets(problem, theta, 1.0, generator=generator)
         steps[names["width"], names["activation"]].append(_one_step(near, theta))
     rows = []
     for (width, activation), draws in steps.items():
         for distance, seen in zip(DISTANCES, zip(*draws, strict=True), strict=True):
-            left, turned, change = (math.sqrt(fmean(v * v for v in values)) for values in zip(*seen, strict=True))
-            rows.append({
-                "activation": activation, "width": width, "distance": distance, "left": left,
-                "turned": turned, "change": change, "draws": len(draws),
-            })  # fmt: skip
+            left, turned, change = (
+                math.sqrt(fmean(v * v for v in values)) for values in zip(*seen, strict=True)
+            )
+            rows.append(
+                {
+                    "activation": activation,
+                    "width": width,
+                    "distance": distance,
+                    "left": left,
+                    "turned": turned,
+                    "change": change,
+                    "draws": len(draws),
+                }
+            )
     return rows
 
 
@@ -106,14 +139,25 @@ def findings(rows: list[Row], orders: list[Row]) -> list[Finding]:
     found = []
     for step in STEPS:
         chosen, thin = (pick(rows, step=step, width=width) for width in (wide, narrow))
-        worst, share = max(r["worst"] for r in chosen), fmean(r["worst"] <= r["bound"] for r in thin)
-        last = f"; the last factor is {median(r['last'] for r in chosen):.3f}, 1 - t = {1 - step:g}" if step < 1 else ""
-        found.append(Finding(
-            f"local rate: ‖u⁺ - y‖/‖u - y‖ ≤ 1 - t/2 for t = {step:g}", f"≤ {1 - step / 2:g}", round(worst, 4),
-            holds_if(worst <= 1 - step / 2),
-            f"worst factor over all iterations and {len(chosen)} draws (ReLU and tanh), m = {wide}{last}; at m = "
-            f"{narrow} {share:.0%} of the draws keep the bound",
-        ))  # fmt: skip
+        worst, share = (
+            max(r["worst"] for r in chosen),
+            fmean(r["worst"] <= r["bound"] for r in thin),
+        )
+        last = (
+            f"; the last factor is {median(r['last'] for r in chosen):.3f}, 1 - t = {1 - step:g}"
+            if step < 1
+            else ""
+        )
+        found.append(
+            Finding(
+                f"local rate: ‖u⁺ - y‖/‖u - y‖ ≤ 1 - t/2 for t = {step:g}",
+                f"≤ {1 - step / 2:g}",
+                round(worst, 4),
+                holds_if(worst <= 1 - step / 2),
+                f"worst factor over all iterations and {len(chosen)} draws (ReLU and tanh), m = {wide}{last}; at m = "
+                f"{narrow} {share:.0%} of the draws keep the bound",
+            )
+        )
     return found + _order_findings(orders)
 
 
@@ -126,29 +170,37 @@ def _order_findings(orders: list[Row]) -> list[Finding]:
         return fitted_power([r["distance"] for r in chosen], [r[column] for r in chosen])
 
     def in_width(activation: str) -> float:
-        return fitted_power(widths, [r["left"] for r in pick(orders, activation=activation, distance=1.0)])
+        return fitted_power(
+            widths, [r["left"] for r in pick(orders, activation=activation, distance=1.0)]
+        )
 
     smooth, jump, relu = power("tanh", "left"), power("relu", "change", 30), in_width("relu")
     return [
         Finding(
-            "local rate: quadratic for t = 1, smooth activation", "r^2", f"r^{smooth:.2f}",
+            "local rate: quadratic for t = 1, smooth activation",
+            "r^2",
+            f"r^{smooth:.2f}",
             holds_if(abs(smooth - 2) < 0.1),
             f"what one step leaves of a distance r, tanh, m = {widths[-1]}; in the width it falls like "
             f"m^{in_width('tanh'):.2f} (m^-1 by counting)",
         ),
         Finding(
-            "local rate: J is Lipschitz", "‖ΔJ‖ ~ r^1", f"tanh r^{power('tanh', 'change'):.2f}, ReLU r^{jump:.2f}",
+            "local rate: J is Lipschitz",
+            "‖ΔJ‖ ~ r^1",
+            f"tanh r^{power('tanh', 'change'):.2f}, ReLU r^{jump:.2f}",
             "partly" if jump < 0.8 else "holds",
             f"over one step, m = {widths[-1]}; ReLU while more than 30 of {widths[-1] * SAMPLES} signs change: part "
             "(b) does not cover the paper's own network (r^0.5 by counting)",
         ),
         Finding(
-            "local rate: quadratic for t = 1, ReLU", "r^2, m^-1 if J were Lipschitz",
-            f"r^{power('relu', 'left', 30):.2f}, m^{relu:.2f}", "partly" if relu > -0.75 else "holds",
+            "local rate: quadratic for t = 1, ReLU",
+            "r^2, m^-1 if J were Lipschitz",
+            f"r^{power('relu', 'left', 30):.2f}, m^{relu:.2f}",
+            "partly" if relu > -0.75 else "holds",
             f"the power of r for m = {widths[-1]} while many units turn over, root mean square over draws; "
             "superlinear, though J jumps, with a constant that falls more slowly in the width (m^-0.5 by counting)",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def part(settings: Settings) -> Part:

@@ -23,8 +23,14 @@ Verdict = Literal["holds", "partly", "fails"]
 
 # colours that stay apart for colour-blind readers
 BLACK, BLUE, ORANGE, GREEN, PINK, SKY, YELLOW = (
-    "#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00",
-)  # fmt: skip
+    "#000000",
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#56b4e9",
+    "#e69f00",
+)
 COLOURS = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, BLACK)
 
 
@@ -82,6 +88,9 @@ def write_part(part: Part, folder: Path) -> None:
     make_folder(folder)
     assert part.figure is not None
     write_atomically(folder / f"{part.name}.png", png(part.figure))
-    rows = [{name: v for name, v in row.items() if not isinstance(v, (list, dict))} for row in part.table]
+    rows = [
+        {name: v for name, v in row.items() if not isinstance(v, (list, dict))}
+        for row in part.table
+    ]
     frame = pl.concat([pl.DataFrame([row]) for row in rows], how="diagonal_relaxed")
     write_atomically(folder / f"{part.name}.csv", frame.write_csv().encode())

@@ -32,7 +32,15 @@ from scipy.special import betainc
 from torch import Tensor
 
 from fisherfold.reproduce.theory.pictures import draw_stability
-from fisherfold.reproduce.theory.report import Finding, Part, Row, Settings, fitted_power, holds_if, pick
+from fisherfold.reproduce.theory.report import (
+    Finding,
+    Part,
+    Row,
+    Settings,
+    fitted_power,
+    holds_if,
+    pick,
+)
 from fisherfold.reproduce.twolayer import TwoLayer, balanced_inputs
 from fisherfold.solvers import GradientNorm, minimize
 
@@ -77,7 +85,10 @@ def constants(x: Tensor) -> Constants:
     values = torch.func.vmap(phi)(u)
     derivative = torch.func.vmap(torch.func.jacrev(phi))(u)
     tangent = derivative - (derivative @ u[:, None, :, None]) * u[:, None, None, :]
-    return Constants(float(values.square().sum(dim=-1).max()), float(torch.linalg.matrix_norm(tangent, ord=2).max()))
+    return Constants(
+        float(values.square().sum(dim=-1).max()),
+        float(torch.linalg.matrix_norm(tangent, ord=2).max()),
+    )
 
 
 def change_norm(problem: TwoLayer, theta: Tensor, other: Tensor) -> float:
@@ -100,7 +111,9 @@ def adversary(problem: TwoLayer, theta: Tensor, radius: float) -> Tensor:
     towards = problem.manifold.project(theta, problem.inputs[sample].expand_as(theta).contiguous())
     unit = torch.nn.functional.normalize(towards, dim=1)
     step = torch.zeros_like(theta)
-    step[chosen] = -(cosines[sample, chosen].sign() * angles[sample, chosen])[:, None] * unit[chosen]
+    step[chosen] = (
+        -(cosines[sample, chosen].sign() * angles[sample, chosen])[:, None] * unit[chosen]
+    )
     return problem.manifold.exp(theta, step)
 
 
@@ -110,26 +123,36 @@ def look(problem: TwoLayer, theta: Tensor, *, generator: torch.Generator) -> dic
     residual = problem.residual(theta)
     radius = 4 * residual / least if least > 0 else math.inf
     result = minimize(problem, theta, step=1.0, max_iter=15, stop=GradientNorm(1e-9))
-    end = change_norm(problem, result.x, theta) if problem.residual(result.x) < 1e-3 * residual else math.nan
+    end = (
+        change_norm(problem, result.x, theta)
+        if problem.residual(result.x) < 1e-3 * residual
+        else math.nan
+    )
     row = {"sigma0": least, "residual": residual, "radius": radius, "path": end}
     row["path_length"] = float((result.x - theta).norm())
     direction = problem.manifold.random_tangent(theta, generator=generator)
     for suffix, distance in (("", radius), ("_1", 1.0)):
         # no two points of the product of m spheres are further apart than 2√m
-        random = problem.manifold.exp(theta, min(distance, 2 * math.sqrt(problem.width)) * direction)
+        random = problem.manifold.exp(
+            theta, min(distance, 2 * math.sqrt(problem.width)) * direction
+        )
         row[f"random{suffix}"] = change_norm(problem, random, theta)
         row[f"adversary{suffix}"] = change_norm(problem, adversary(problem, theta, distance), theta)
     return row
 
 
-def moved_targets(problem: TwoLayer, theta: Tensor, distance: float, *, generator: torch.Generator) -> TwoLayer:
+def moved_targets(
+    problem: TwoLayer, theta: Tensor, distance: float, *, generator: torch.Generator
+) -> TwoLayer:
     """The same network with targets at a given distance from its outputs."""
     v = torch.randn(problem.n_samples, generator=generator, dtype=theta.dtype)
     y = problem.outputs(theta) + distance * v / v.norm()
     return problem.with_targets(y)
 
 
-def sufficient_width(c: Constants, n_samples: int, dim: int, sigma0: float, residual: float, epsilon: float) -> float:
+def sufficient_width(
+    c: Constants, n_samples: int, dim: int, sigma0: float, residual: float, epsilon: float
+) -> float:
     """The width from which the lemma's bound on ‖J(θ) - J(θ⁰)‖, of probability 1 - ε, is below σ₀/6 on the ball.
 
     √(N (2M + L)) (πn Q² N²/(ε² m))^{1/6}, with the printed constants.
@@ -146,7 +169,9 @@ def deterministic_bound(problem: TwoLayer, theta: Tensor, distance: float, c: Co
     if len(enough) == 0:
         return math.inf
     least = int(enough[0]) + 1
-    return math.sqrt(problem.n_samples * least * (2 * c.m_constant + c.l_constant**2) / problem.width)
+    return math.sqrt(
+        problem.n_samples * least * (2 * c.m_constant + c.l_constant**2) / problem.width
+    )
 
 
 def networks(
@@ -165,7 +190,11 @@ def measure(settings: Settings) -> list[Row]:
     c = constants(x)
     rows = []
     for width in (4**k for k in range(3, 8 if settings.quick else 11)):
-        draws = (2 if settings.quick else 4) * settings.seeds if width <= 4**8 else min(settings.seeds, 3)
+        draws = (
+            (2 if settings.quick else 4) * settings.seeds
+            if width <= 4**8
+            else min(settings.seeds, 3)
+        )
         for names, problem, theta, generator in networks(x, y, [width], draws):
             near = moved_targets(problem, theta, NEAR, generator=generator)
             for targets, network in (("order one", problem), ("near", near)):
@@ -179,30 +208,43 @@ def findings(rows: list[Row], c: Constants) -> list[Finding]:
     """What the draws say about the assumption and the lemmas."""
 
     def power(activation: str, column: str) -> float:
-        chosen = pick(rows, activation=activation, **({"targets": "order one"} if column == "path" else {}))
+        chosen = pick(
+            rows, activation=activation, **({"targets": "order one"} if column == "path" else {})
+        )
         chosen = [r for r in chosen if r["width"] >= 256 and r[column] == r[column]]
         return fitted_power([r["width"] for r in chosen], [r[column] for r in chosen])
 
     worst, typical = power("relu", "adversary_1"), power("relu", "random_1")
     found = [
         Finding(
-            "Jacobian stability: ‖J(θ) - J(θ⁰)‖ at the worst θ, ReLU", "m^-0.167 (bound)", f"m^{worst:.3f}",
+            "Jacobian stability: ‖J(θ) - J(θ⁰)‖ at the worst θ, ReLU",
+            "m^-0.167 (bound)",
+            f"m^{worst:.3f}",
             holds_if(-0.25 < worst <= -0.12),
             "an adversary turns over the units nearest to a kink, radius 1: the exponent -1/6 of the lemma is attained",
         ),
         Finding(
-            "Jacobian stability: at a random θ, ReLU", "m^-0.25 (by counting)", f"m^{typical:.3f}",
-            holds_if(-0.35 < typical < -0.2), "radius 1; faster than the lemma, which has to cover the worst θ",
+            "Jacobian stability: at a random θ, ReLU",
+            "m^-0.25 (by counting)",
+            f"m^{typical:.3f}",
+            holds_if(-0.35 < typical < -0.2),
+            "radius 1; faster than the lemma, which has to cover the worst θ",
         ),
         Finding(
-            "Jacobian stability: where RNGD ends, ReLU", "m^-0.25 (by counting)", f"m^{power('relu', 'path'):.3f}",
-            holds_if(-0.35 < power("relu", "path") < -0.2), "targets of order one; this is all that the proof uses",
+            "Jacobian stability: where RNGD ends, ReLU",
+            "m^-0.25 (by counting)",
+            f"m^{power('relu', 'path'):.3f}",
+            holds_if(-0.35 < power("relu", "path") < -0.2),
+            "targets of order one; this is all that the proof uses",
         ),
         Finding(
-            "Jacobian stability: at a random θ, smooth activation", "m^-0.5", f"m^{power('tanh', 'random_1'):.3f}",
-            holds_if(abs(power("tanh", "random_1") + 0.5) < 0.06), "tanh, radius 1: J is Lipschitz there",
+            "Jacobian stability: at a random θ, smooth activation",
+            "m^-0.5",
+            f"m^{power('tanh', 'random_1'):.3f}",
+            holds_if(abs(power("tanh", "random_1") + 0.5) < 0.06),
+            "tanh, radius 1: J is Lipschitz there",
         ),
-    ]  # fmt: skip
+    ]
     return found + _bound_findings(rows, c)
 
 
@@ -211,48 +253,62 @@ def _bound_findings(rows: list[Row], c: Constants) -> list[Finding]:
     over = max(max(r["adversary"], r["random"]) / r["lemma_for_draw"] for r in relu)
     wide = max(r["width"] for r in rows)
     at_wide = pick(relu, width=wide, targets="order one")
-    needed = min(sufficient_width(c, SAMPLES, DIM, r["sigma0"], r["residual"], 0.1) for r in at_wide)
+    needed = min(
+        sufficient_width(c, SAMPLES, DIM, r["sigma0"], r["residual"], 0.1) for r in at_wide
+    )
     # ‖ΔJ‖ of the adversary goes like m^{-1/6}: how wide it would have to be
     seen = min(r["width"] * (r["adversary"] / (THRESHOLD * r["sigma0"])) ** 6 for r in at_wide)
     shares = {where: share(relu, where, "near", wide) for where in WHERE}
     drawn = {where: share(relu, where, "order one", wide) for where in WHERE}
     converged = fmean(r["path"] == r["path"] for r in at_wide)
     first = {
-        where: min((r["width"] for r in relu if share(relu, where, "near", r["width"]) >= 0.9), default="no width")
+        where: min(
+            (r["width"] for r in relu if share(relu, where, "near", r["width"]) >= 0.9),
+            default="no width",
+        )
         for where in WHERE
     }
     return [
         Finding(
-            "lemma: ‖J(θ) - J(θ⁰)‖² ≤ Nk(2M + L)/m", "≤ 1", round(over, 3), holds_if(over <= 1),
+            "lemma: ‖J(θ) - J(θ⁰)‖² ≤ Nk(2M + L)/m",
+            "≤ 1",
+            round(over, 3),
+            holds_if(over <= 1),
             "largest measured norm over the bound, with L² for L: a Lipschitz constant enters squared (here L = "
             f"{c.l_constant:.1f}); ReLU, all draws, k the least that fits each draw",
         ),
         Finding(
-            "theorem: width that suffices for the assumption", f"{needed:.0e} (its constants, ε = 0.1)",
-            f"{seen:.0e} (extrapolated from the adversary)", holds_if(seen <= needed),
+            "theorem: width that suffices for the assumption",
+            f"{needed:.0e} (its constants, ε = 0.1)",
+            f"{seen:.0e} (extrapolated from the adversary)",
+            holds_if(seen <= needed),
             f"N = {SAMPLES}, n = {DIM}, σ₀ = {at_wide[0]['sigma0']:.2f}, targets of order one: both are out of reach "
             "of any machine; safe, and no explanation of networks of ordinary width",
         ),
         Finding(
-            "assumption: ‖ΔJ‖ ≤ σ₀/6 on the whole ball, ReLU, targets of order one", "→ 1 as m → ∞",
+            "assumption: ‖ΔJ‖ ≤ σ₀/6 on the whole ball, ReLU, targets of order one",
+            "→ 1 as m → ∞",
             f"{drawn['adversary']:.0%} (adversary), {drawn['random']:.0%} (random), {drawn['path']:.0%} (path)",
             holds_if(drawn["adversary"] > 0.9, "partly"),
             f"share of draws at m = {wide}; true in the limit only. The condition is far from necessary: RNGD "
             f"converges on {converged:.0%} of these draws",
         ),
         Finding(
-            f"assumption: the same for near targets, ‖u⁰ - y‖ = {NEAR:g}", "→ 1 as m → ∞",
+            f"assumption: the same for near targets, ‖u⁰ - y‖ = {NEAR:g}",
+            "→ 1 as m → ∞",
             f"{shares['adversary']:.0%} (adversary), {shares['random']:.0%} (random), {shares['path']:.0%} (path)",
             holds_if(shares["adversary"] > 0.9, "partly"),
             f"share of draws at m = {wide}; nine of ten draws from m = {first['random']} (random), {first['path']} "
             "(path)",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def share(rows: list[Row], where: str, targets: str, width: int) -> float:
     """The share of draws in which the condition holds at one of the three points."""
-    return fmean(r[where] <= THRESHOLD * r["sigma0"] for r in pick(rows, targets=targets, width=width))
+    return fmean(
+        r[where] <= THRESHOLD * r["sigma0"] for r in pick(rows, targets=targets, width=width)
+    )
 
 
 def density_at_zero(dim: int) -> float:
@@ -268,24 +324,36 @@ def exact_probability(dim: int, gamma: float) -> float:
 def measure_caps() -> list[Row]:
     """Probabilities beside the bounds."""
     return [
-        {"dimension": dim, "gamma": gamma, "exact": exact_probability(dim, gamma),
-         "bound": math.sqrt(math.pi * dim) * gamma, "proof": density_at_zero(dim) * gamma}
-        for dim in DIMENSIONS for gamma in WIDTHS
-    ]  # fmt: skip
+        {
+            "dimension": dim,
+            "gamma": gamma,
+            "exact": exact_probability(dim, gamma),
+            "bound": math.sqrt(math.pi * dim) * gamma,
+            "proof": density_at_zero(dim) * gamma,
+        }
+        for dim in DIMENSIONS
+        for gamma in WIDTHS
+    ]
 
 
 def _cap_findings(rows: list[Row]) -> list[Finding]:
     ratio, proof = (max(r["exact"] / r[name] for r in rows) for name in ("bound", "proof"))
     return [
         Finding(
-            "lemma: P(|xᵀv| ≤ γ) ≤ √(πn) γ", "≤ 1", round(ratio, 4), holds_if(ratio <= 1),
+            "lemma: P(|xᵀv| ≤ γ) ≤ √(πn) γ",
+            "≤ 1",
+            round(ratio, 4),
+            holds_if(ratio <= 1),
             "largest exact probability over its bound, n = 2 to 100",
         ),
         Finding(
-            "lemma: its intermediate step P ≤ γ Γ(n/2)/(√π Γ((n-1)/2))", "≤ 1", round(proof, 4), holds_if(proof <= 1),
+            "lemma: its intermediate step P ≤ γ Γ(n/2)/(√π Γ((n-1)/2))",
+            "≤ 1",
+            round(proof, 4),
+            holds_if(proof <= 1),
             "largest exact probability over it: the interval [-γ, γ] has length 2γ; the final bound has room for the 2",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def part(settings: Settings) -> Part:

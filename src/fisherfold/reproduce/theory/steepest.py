@@ -25,7 +25,15 @@ from fisherfold.problems import NLLProblem
 from fisherfold.reproduce.theory import divergence
 from fisherfold.reproduce.theory.divergence import LIKELIHOODS, make_problem
 from fisherfold.reproduce.theory.pictures import draw_metric
-from fisherfold.reproduce.theory.report import Finding, Part, Row, Settings, fitted_power, holds_if, pick
+from fisherfold.reproduce.theory.report import (
+    Finding,
+    Part,
+    Row,
+    Settings,
+    fitted_power,
+    holds_if,
+    pick,
+)
 
 RADII = [0.1, 0.05, 0.025, 0.0125, 0.00625, 0.003125]
 
@@ -84,14 +92,19 @@ class Scene:
         def room(c: Tensor) -> Tensor:
             return 1 - self.divergence(radius * c[None])[0] * 2 / radius**2
 
-        def numpy(function: Callable[[Tensor], Tensor]) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
+        def numpy(
+            function: Callable[[Tensor], Tensor],
+        ) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
             return lambda c: function(torch.tensor(c)).detach().numpy()
 
         found = constrained_minimum(
-            numpy(value), start.numpy(), jac=numpy(torch.func.grad(value)), method="SLSQP",
+            numpy(value),
+            start.numpy(),
+            jac=numpy(torch.func.grad(value)),
+            method="SLSQP",
             constraints=[{"type": "ineq", "fun": numpy(room), "jac": numpy(torch.func.grad(room))}],
             options={"ftol": 1e-14, "maxiter": 300},
-        )  # fmt: skip
+        )
         return torch.as_tensor(found.x)
 
 
@@ -99,23 +112,34 @@ def measure(settings: Settings) -> list[Row]:
     """How far the constrained minimum is from the natural direction, and how random directions fare."""
     count, seeds = (500, 1) if settings.quick else (5000, settings.seeds)
     rows = []
-    for seed, likelihood, method in itertools.product(range(seeds), ("gaussian", "categorical"), ("polar", "qr")):
+    for seed, likelihood, method in itertools.product(
+        range(seeds), ("gaussian", "categorical"), ("polar", "qr")
+    ):
         scene = Scene.make(likelihood, method, seed=seed)
         natural = scene.natural_direction()
         gradient = scene.basis.T @ scene.problem.gradient(scene.theta).flatten()
         for radius in RADII:
             generator = torch.Generator().manual_seed(seed)
             draws = torch.randn(count, len(natural), generator=generator, dtype=torch.float64)
-            falls = -scene.loss(scene.stretched(torch.cat([natural[None], -gradient[None], draws]), radius))
+            falls = -scene.loss(
+                scene.stretched(torch.cat([natural[None], -gradient[None], draws]), radius)
+            )
             start = 0.5 * torch.randn(len(natural), generator=generator, dtype=torch.float64)
             best = scene.best_step(radius, start)
-            rows.append({
-                "likelihood": likelihood, "retraction": method, "seed": seed, "radius": radius, "directions": count,
-                "distance": float((best - natural).norm() / natural.norm()),
-                "beaten": float((falls[2:] < falls[0]).double().mean()),
-                "best_random": float(falls[2:].max() / falls[0]), "gradient": float(falls[1] / falls[0]),
-                "optimum": float(-scene.loss(radius * best[None])[0] / falls[0]),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "likelihood": likelihood,
+                    "retraction": method,
+                    "seed": seed,
+                    "radius": radius,
+                    "directions": count,
+                    "distance": float((best - natural).norm() / natural.norm()),
+                    "beaten": float((falls[2:] < falls[0]).double().mean()),
+                    "best_random": float(falls[2:].max() / falls[0]),
+                    "gradient": float(falls[1] / falls[0]),
+                    "optimum": float(-scene.loss(radius * best[None])[0] / falls[0]),
+                }
+            )
     return rows
 
 
@@ -126,20 +150,30 @@ def findings(rows: list[Row]) -> list[Finding]:
         chosen = pick(rows, retraction=method)
         power = fitted_power([r["radius"] for r in chosen], [r["distance"] for r in chosen])
         least = max(r["distance"] for r in pick(chosen, radius=min(RADII)))
-        found.append(Finding(
-            f"steepest descent: constrained minimum/ε → natural direction ({method})", "distance → 0, like ε",
-            f"ε^{power:.2f}, {least:.3f} at ε={min(RADII):g}", holds_if(abs(power - 1) < 0.2),
-            f"SLSQP from a random start on Stiefel(4, 2), {order}-order retraction; Gaussian and categorical",
-        ))  # fmt: skip
+        found.append(
+            Finding(
+                f"steepest descent: constrained minimum/ε → natural direction ({method})",
+                "distance → 0, like ε",
+                f"ε^{power:.2f}, {least:.3f} at ε={min(RADII):g}",
+                holds_if(abs(power - 1) < 0.2),
+                f"SLSQP from a random start on Stiefel(4, 2), {order}-order retraction; Gaussian and categorical",
+            )
+        )
     small = pick(rows, radius=min(RADII))
     beaten, best = min(r["beaten"] for r in small), max(r["best_random"] for r in small)
-    found.append(Finding(
-        "steepest descent: natural beats random directions of equal KL", 1.0, beaten, holds_if(beaten == 1.0, "partly"),
-        f"share of {small[0]['directions']} directions per scene that decrease the loss less, the worst scene at "
-        f"ε={min(RADII):g}; the best random one reaches {best:.4f} of the natural decrease, the Riemannian gradient "
-        f"{fmean(r['gradient'] for r in small):.3f} on average, the numerical optimum "
-        f"{max(r['optimum'] for r in small):.4f}",
-    ))  # fmt: skip
+    found.append(
+        Finding(
+            "steepest descent: natural beats random directions of equal KL",
+            1.0,
+            beaten,
+            holds_if(beaten == 1.0, "partly"),
+            f"share of {small[0]['directions']} directions per scene that decrease the loss less, the worst scene at "
+            f"ε={min(RADII):g}; the best random one reaches {best:.4f} of the natural decrease, "
+            "the Riemannian gradient "
+            f"{fmean(r['gradient'] for r in small):.3f} on average, the numerical optimum "
+            f"{max(r['optimum'] for r in small):.4f}",
+        )
+    )
     return found
 
 
@@ -152,7 +186,11 @@ def part(settings: Settings) -> Part:
         "retraction is not needed for that: QR and Cayley on Stiefel show the same slope 3. It is needed where the "
         "gradient does not vanish, for the second-order model of the loss itself."
     )
-    table = [{"section": name, **r} for name, rows in (("slope", slopes), ("steepest", scenes)) for r in rows]
+    table = [
+        {"section": name, **r}
+        for name, rows in (("slope", slopes), ("steepest", scenes))
+        for r in rows
+    ]
     found = divergence.findings(slopes) + findings(scenes)
     picture = draw_metric(divergence.STEPS, slopes, scenes)
     return Part("metric", "The RFIM is the metric of KL", sentence, found, table, picture)
