@@ -1,0 +1,1 @@
+"""Benchmarks of fisherfold beside its peers; ``python -m benchmarks list`` names them."""
