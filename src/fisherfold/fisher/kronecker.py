@@ -11,18 +11,13 @@ inverse is exact through two eigendecompositions:
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fisherfold.fisher.blocks import rounding_share
+from fisherfold.fisher.damped import KroneckerSpectrum, Spectrum
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds.base import Manifold
-from fisherfold.manifolds.lengths import length
-
-_Spectrum: TypeAlias = "tuple[Tensor, Tensor | None]"
 
 
 class KroneckerFisher(FisherOperator):
@@ -69,7 +64,7 @@ class KroneckerFisher(FisherOperator):
         # for gradients M, tr E[M Mᵀ] = tr E[Mᵀ M] = E‖M‖² is the trace of F, and that of R ⊗ L is its square
         trace = float(left.trace()) if keep_trace and left is not None else 1.0
         self.factor = 1 / trace if trace > torch.finfo(point.dtype).tiny else 0.0
-        self._eigen: tuple[_Spectrum, _Spectrum] | None = None
+        self._eigen: KroneckerSpectrum | None = None
 
     @classmethod
     def from_gradients(
@@ -115,12 +110,11 @@ class KroneckerFisher(FisherOperator):
     def structured_solve(self, g: Tensor, damping: float) -> Tensor | None:
         if not self.is_structured:
             return None
-        # 1/λ would blow up a part outside the range of F that is nothing but rounding
-        return self._inverse(g, damping, least=1e2 * torch.finfo(g.dtype).eps * _size(g))
+        return self._inverse(g, damping)
 
     @override
     def precondition(self, v: Tensor, damping: float) -> Tensor:
-        if self._is_singular(damping):
+        if self._spectrum().is_singular(damping):
             # a pseudo-inverse would keep CG out of directions that the restriction to the tangent space needs
             return v
         return self._inverse(v, damping)
@@ -134,41 +128,19 @@ class KroneckerFisher(FisherOperator):
             mean *= float(side.diagonal().mean()) if side is not None else 1.0
         return self._inverse(v, damping + 0.1 * mean)
 
-    def _spectra(self) -> tuple[_Spectrum, _Spectrum]:
+    def _spectrum(self) -> KroneckerSpectrum:
         if self._eigen is None:
-            ones = torch.ones_like(self.point)
-            self._eigen = (
-                _spectrum(self.left, self.factor, ones[:, 0]),
-                _spectrum(self.right, 1.0, ones[0]),
+            left = (
+                Spectrum.identity(self.point[:, 0]) if self.left is None else Spectrum.of(self.left)
             )
+            right = (
+                Spectrum.identity(self.point[0]) if self.right is None else Spectrum.of(self.right)
+            )
+            self._eigen = KroneckerSpectrum(left, right, self.factor)
         return self._eigen
 
-    def _is_singular(self, damping: float) -> bool:
-        """Whether R ⊗ L is so up to rounding, and the damping lost in it."""
-        (rows, _), (columns, _) = self._spectra()
-        values = rows[:, None] * columns
-        floor = values.max() * rounding_share(max(self.point.shape), values.dtype)
-        return damping <= float(floor) and bool((values <= floor).any())
-
-    def _inverse(self, g: Tensor, damping: float, least: float = 0.0) -> Tensor:
-        """The damped inverse, without the part of g outside the range of F if that is not longer than ``least``."""
-        (rows, q), (columns, v) = self._spectra()
-        inner = g if q is None else q.mT @ g
-        inner = inner if v is None else inner @ v
-        values = rows[:, None] * columns
-        if least > 0 and _size(torch.where(values == 0, inner, 0.0)) <= least:
-            inner = torch.where(values == 0, 0.0, inner)
-        values = values + damping
-        # F may be singular, and nothing damp it
-        floor = values.max() * rounding_share(max(g.shape), g.dtype) if damping == 0 else 0.0
-        inner = torch.where(values <= floor, 0.0, inner / torch.where(values <= floor, 1.0, values))
-        inner = inner if q is None else q @ inner
-        inner = inner if v is None else inner @ v.mT
-        return self.manifold.project(self.point, inner)
-
-
-def _size(matrix: Tensor) -> float:
-    return float(length(matrix, dim=(0, 1)))
+    def _inverse(self, g: Tensor, damping: float) -> Tensor:
+        return self.manifold.project(self.point, self._spectrum().solve(g, damping))
 
 
 def _complement(frame: Tensor, factor: Tensor) -> Tensor:
@@ -188,12 +160,3 @@ def _moved(
         return None
     rest = anchor - weight * anchor_batch
     return weight * batch + (rest if turn is None else turn.mT @ rest @ turn)
-
-
-def _spectrum(matrix: Tensor | None, factor: float, ones: Tensor) -> _Spectrum:
-    """The eigenvalues and eigenvectors of a factor, 1 and None for one that is the identity."""
-    if matrix is None:
-        return ones, None
-    values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
-    none = values <= values[-1] * rounding_share(len(values), values.dtype)
-    return torch.where(none, 0.0, factor * values), vectors

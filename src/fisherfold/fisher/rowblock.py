@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fisherfold.fisher.blocks import apply_blocks, inverse_blocks, rounding_share
+from fisherfold.fisher.blocks import apply_blocks
+from fisherfold.fisher.damped import damped_blocks
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds.base import Manifold
 
@@ -92,7 +93,7 @@ class RowBlockFisher(FisherOperator):
         x, blocks = self.point, self.blocks
         if self.manifold.projector_side == "rows":
             blocks = _complement(x, blocks)
-        inverse, singular = _damped_inverse(blocks, damping)
+        inverse, singular = damped_blocks(blocks, damping)
         if self.manifold.projector_side != "left":
             return self.manifold.project(x, apply_blocks(inverse, g))
         if singular:
@@ -133,7 +134,7 @@ class RowBlockFisher(FisherOperator):
     @override
     def precondition(self, v: Tensor, damping: float) -> Tensor:
         if self._preconditioner is None or self._preconditioner[0] != damping:
-            self._preconditioner = (damping, *_damped_inverse(self.blocks, damping))
+            self._preconditioner = (damping, *damped_blocks(self.blocks, damping))
         _, inverse, singular = self._preconditioner
         if singular:
             # a pseudo-inverse would keep CG out of directions that the restriction to the tangent space needs
@@ -148,29 +149,3 @@ def _complement(x: Tensor, blocks: Tensor) -> Tensor:
     blocks = blocks - column @ (row @ blocks)
     blocks = blocks - (blocks @ column) @ row
     return blocks + torch.where(size > 0, size, 1.0) * column * row
-
-
-def _damped_inverse(blocks: Tensor, damping: float) -> tuple[Tensor, bool]:
-    """(B_j + λ)⁻¹ for every row, the pseudo-inverse of a singular block without λ; and whether one is singular."""
-    # a λ below the rounding of a block does not make it regular: its inverse along flat directions is anything
-    rounding = rounding_share(blocks.shape[-1], blocks.dtype)
-    sizes = blocks.diagonal(dim1=1, dim2=2).amax(1)
-    # a row without data has no size of its own
-    unseen = bool((sizes == 0).any()) and damping <= rounding * float(sizes.max())
-    damped = blocks + damping * torch.eye(
-        blocks.shape[-1], dtype=blocks.dtype, device=blocks.device
-    )
-    inverse = inverse_blocks(damped)
-    if inverse is None:
-        factors, info = torch.linalg.cholesky_ex(damped)
-        inverse = torch.cholesky_inverse(factors) if bool((info == 0).all()) else None
-    if inverse is not None:
-        # λ_min/λ_max ≥ 1/(tr B tr B⁻¹): rounding can hide in neither, as it can in the pivots of Cholesky
-        traces = damped.diagonal(dim1=1, dim2=2).sum(1) * inverse.diagonal(dim1=1, dim2=2).sum(1)
-        if bool((rounding * traces < 1).all()):
-            return inverse, unseen
-    values, vectors = torch.linalg.eigh((blocks + blocks.mT) / 2)
-    least = rounding * values.amax(1, keepdim=True)
-    values = torch.where(values > least, values, 0.0) + damping
-    inverse = torch.where(values > 0, 1 / torch.where(values > 0, values, 1.0), 0.0)
-    return (vectors * inverse.unsqueeze(1)) @ vectors.mT, unseen or bool((values <= least).any())

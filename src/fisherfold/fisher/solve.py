@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fisherfold.fisher.blocks import gram, rounding_share
+from fisherfold.fisher.blocks import gram
 from fisherfold.fisher.conjugate import Solution, conjugate_gradients
+from fisherfold.fisher.damped import Spectrum
 from fisherfold.manifolds.base import (
     Manifold,
     Point,
@@ -159,53 +160,25 @@ def _in_tangent_basis(operator: FisherOperator, g: Tangent, damping: float) -> T
     if operator.manifold.dim == 0:
         return scale(0.0, g)
     basis = tangent_basis(operator.manifold, operator.point).mT
-    values, vectors = torch.linalg.eigh(in_basis(operator, basis))
-    least, cutoff = float(values[0]), float(_cutoff(values))
-    if least + damping <= 0 and least < -1e2 * cutoff:
+    spectrum = Spectrum.of(in_basis(operator, basis), name="F")
+    least = float(spectrum.values[0])
+    if least < 0 and least + damping <= 0:
         # negative curvature that is no rounding, and that the damping has not outweighed
         raise torch.linalg.LinAlgError(  # type: ignore[attr-defined]  # public, but not listed by torch
             f"F + λ I is not positive definite: F has the eigenvalue {least:.2e} and the damping is {damping:.2e}; "
             "use more, or method='cg', which stops before such directions"
         )
-    keep = values.abs() > cutoff
     flat = coordinates(operator.manifold, operator.point, basis, flatten(g)[None])[0]
-    d = _spectral_solve(values[keep], vectors[:, keep], flat, damping, _rounding(flat))
-    return unflatten(d @ basis, operator.point)
-
-
-def _spectral_solve(
-    values: Tensor, vectors: Tensor, rhs: Tensor, damping: float, rounding: float
-) -> Tensor:
-    """V (s + λ)⁻¹ Vᵀ g + (g - V Vᵀ g)/λ, the pseudo-inverse for λ = 0, with orthonormal V and V s Vᵀ = F."""
-    coordinates = vectors.T @ rhs
-    inside = vectors @ (coordinates / (values + damping))
-    outside = rhs - vectors @ coordinates
-    outside = outside - vectors @ (vectors.T @ outside)
-    # 1/λ would blow up a part outside the range of F that is nothing but rounding
-    return (
-        inside + outside / damping if damping > 0 and float(outside.norm()) > rounding else inside
-    )
-
-
-def _rounding(rhs: Tensor) -> float:
-    return 1e2 * torch.finfo(rhs.dtype).eps * float(rhs.norm())
-
-
-def _cutoff(values: Tensor) -> Tensor:
-    """Eigenvalues at or below this are rounding."""
-    return values.max().clamp(min=0) * rounding_share(len(values), values.dtype)
+    return unflatten(spectrum.solve(flat, damping) @ basis, operator.point)
 
 
 def _in_sample_space(operator: FisherOperator, g: Tangent, damping: float) -> Tangent:
     """Woodbury in its spectral form, with V s Vᵀ = WᵀW from the eigenvectors of WWᵀ."""
     rows, flat = operator.rows(), flatten(g)
-    values, vectors = torch.linalg.eigh(gram(rows.T))
-    keep = values > _cutoff(values)
-    values, vectors = values[keep], rows.T @ (vectors[:, keep] / values[keep].sqrt())
-    rounding = _rounding(flat)
-    d = _spectral_solve(values, vectors, flat, damping, rounding)
+    spectrum = Spectrum.of_rows(rows)
+    d = spectrum.solve(flat, damping)
     # eigenvectors that come from a Gram matrix lose digits where s is small; refinement gives them back
     for _ in range(2):
         missing = flat - rows.T @ (rows @ d) - damping * d
-        d = d + _spectral_solve(values, vectors, missing, damping, rounding)
+        d = d + spectrum.solve(missing, damping, whole=flat)
     return operator.manifold.project(operator.point, unflatten(d, operator.point))
