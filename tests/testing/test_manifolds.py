@@ -269,7 +269,7 @@ class HalfHessian(SPD):
 
 @dataclass(frozen=True, repr=False)
 class WrongSide(Stiefel):
-    projector_side: ClassVar[str] = "left"
+    projector_structure: ClassVar[str] = "left"
 
 
 @dataclass(frozen=True, repr=False)

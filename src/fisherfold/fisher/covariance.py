@@ -25,8 +25,8 @@ from fisherfold.manifolds.base import (
     Manifold,
     Point,
     Tangent,
-    arranged,
     flatten,
+    reorder_like,
     tolerance,
     unflatten,
 )
@@ -179,7 +179,7 @@ def covariance(
     step = (
         inverse
         @ coordinates(
-            manifold, point, basis, flatten(arranged(gradient, manifold.point_shape))[None]
+            manifold, point, basis, flatten(reorder_like(gradient, manifold.point_shape))[None]
         )[0]
     )
     # the length of the step to the minimum over the standard error in its direction

@@ -20,11 +20,11 @@ from fisherfold.manifolds.base import (
     Manifold,
     Point,
     Tangent,
-    arranged,
     combine,
     leaves,
-    rebuilt,
+    reorder_like,
     tree_map,
+    unflatten_like,
 )
 
 
@@ -52,7 +52,7 @@ class Hessian(FisherOperator):
     ) -> None:
         super().__init__(manifold, point)
         variables, value = graph or record(loss, point)
-        self._variables = leaves(arranged(variables, self.point))
+        self._variables = leaves(reorder_like(variables, self.point))
         if not value.requires_grad:
             raise ValueError(
                 "the loss must be a torch function of theta to have a Hessian, but it has no gradient"
@@ -63,7 +63,9 @@ class Hessian(FisherOperator):
                     value, self._variables, create_graph=True, materialize_grads=True
                 )
         self._gradients = gradients
-        self._egrad = rebuilt((gradient.detach() for gradient in self._gradients), self.point)
+        self._egrad = unflatten_like(
+            (gradient.detach() for gradient in self._gradients), self.point
+        )
 
     @override
     @torch.inference_mode(False)
@@ -75,7 +77,7 @@ class Hessian(FisherOperator):
             parts = torch.autograd.grad(
                 gradients, self._variables, along, retain_graph=True, materialize_grads=True
             )
-            ehess = rebuilt(parts, self.point)
+            ehess = unflatten_like(parts, self.point)
         else:
             ehess = tree_map(torch.zeros_like, self.point)
         return self.manifold._hessian(

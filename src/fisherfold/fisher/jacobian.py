@@ -25,11 +25,11 @@ from fisherfold.manifolds.base import (
     Manifold,
     Point,
     Tangent,
-    arranged,
     flatten,
     leaves,
-    rebuilt,
+    reorder_like,
     tree_map,
+    unflatten_like,
 )
 
 Graph: TypeAlias = "tuple[Point, Tensor]"
@@ -65,7 +65,7 @@ class JacobianFisher(FisherOperator):
         self._jacobian = jacobian
         self.likelihood = likelihood
         variables, self._graph = graph or record(outputs, point)
-        self._variables = arranged(variables, self.point)
+        self._variables = reorder_like(variables, self.point)
         self.z = self._graph.detach()
         self.n_samples = len(self.z)
         self.n_rows = self.z.numel()
@@ -97,7 +97,7 @@ class JacobianFisher(FisherOperator):
                 self._transposed = seed, self._backward(seed, create_graph=True)
         seed, gradients = self._transposed
         (product,) = torch.autograd.grad(
-            gradients, seed, leaves(arranged(v, self.point)), retain_graph=True
+            gradients, seed, leaves(reorder_like(v, self.point)), retain_graph=True
         )
         return product
 
@@ -118,7 +118,9 @@ class JacobianFisher(FisherOperator):
 
     def pull_back(self, w: Tensor) -> Tangent:
         """The adjoint product P Jᵀ w, in the metric of the manifold."""
-        return self.manifold.riemannian_gradient(self.point, rebuilt(self._backward(w), self.point))
+        return self.manifold.riemannian_gradient(
+            self.point, unflatten_like(self._backward(w), self.point)
+        )
 
     @override
     @torch.inference_mode(False)  # where torch before 2.13 takes every derivative for 0

@@ -58,7 +58,7 @@ class KroneckerFisher(FisherOperator):
                 raise ValueError(
                     f"{name} must have shape ({size}, {size}), got {tuple(factor.shape)}"
                 )
-        if left is not None and manifold.projector_side == "left":
+        if left is not None and manifold.projector_structure == "left":
             left = _complement(point, left)
         self.left, self.right, self.keep_trace = left, right, keep_trace
         # for gradients M, tr E[M Mᵀ] = tr E[Mᵀ M] = E‖M‖² is the trace of F, and that of R ⊗ L is its square
@@ -98,7 +98,7 @@ class KroneckerFisher(FisherOperator):
     @property
     @override
     def is_structured(self) -> bool:
-        return self.manifold.projector_side in {"none", "left"}
+        return self.manifold.projector_structure in {"none", "left"}
 
     @override
     def _matvec(self, v: Tensor) -> Tensor:

@@ -21,10 +21,10 @@ from fisherfold.manifolds.base import (
     Manifold,
     Point,
     Tangent,
-    arranged,
     combine,
     flatten,
     leaves,
+    reorder_like,
     scale,
     tolerance,
     unflatten,
@@ -59,7 +59,7 @@ class FisherOperator(ABC):
     def __init__(self, manifold: Manifold, point: Point) -> None:
         self.manifold = manifold
         # points are dictionaries of any order, flat vectors have that of the manifold
-        self.point = arranged(point, manifold.point_shape)
+        self.point = reorder_like(point, manifold.point_shape)
 
     @abstractmethod
     def _matvec(self, v: Tangent) -> Tangent:
@@ -68,7 +68,7 @@ class FisherOperator(ABC):
     def _check_vector(self, v: Tangent, name: str) -> None:
         """Raise unless ``v`` is one tangent vector: a batch of them would be taken for something else."""
         self.manifold.check_tangent(self.point, v, name=name)
-        for leaf, like in zip(leaves(arranged(v, self.point)), leaves(self.point), strict=True):
+        for leaf, like in zip(leaves(reorder_like(v, self.point)), leaves(self.point), strict=True):
             if leaf.shape != like.shape:
                 raise ValueError(
                     f"{name} must be a single tangent vector like the point, of shape {tuple(like.shape)}, got "
@@ -78,7 +78,7 @@ class FisherOperator(ABC):
     def matvec(self, v: Tangent) -> Tangent:
         """The product with a tangent vector."""
         self._check_vector(v, "v")
-        return self._matvec(arranged(v, self.point))
+        return self._matvec(reorder_like(v, self.point))
 
     def __matmul__(self, v: Tangent) -> Tangent:
         return self.matvec(v)

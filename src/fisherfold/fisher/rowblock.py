@@ -80,7 +80,7 @@ class RowBlockFisher(FisherOperator):
     @property
     @override
     def is_structured(self) -> bool:
-        return self.manifold.projector_side in {"none", "rows", "left"}
+        return self.manifold.projector_structure in {"none", "rows", "left"}
 
     @override
     def _matvec(self, v: Tensor) -> Tensor:
@@ -91,10 +91,10 @@ class RowBlockFisher(FisherOperator):
         if not self.is_structured:
             return None
         x, blocks = self.point, self.blocks
-        if self.manifold.projector_side == "rows":
+        if self.manifold.projector_structure == "rows":
             blocks = _complement(x, blocks)
         inverse, singular = damped_blocks(blocks, damping)
-        if self.manifold.projector_side != "left":
+        if self.manifold.projector_structure != "left":
             return self.manifold.project(x, apply_blocks(inverse, g))
         if singular:
             return None

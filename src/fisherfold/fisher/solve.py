@@ -28,8 +28,8 @@ from fisherfold.manifolds.base import (
     Manifold,
     Point,
     Tangent,
-    arranged,
     flatten,
+    reorder_like,
     scale,
     tree_map,
     unflatten,
@@ -93,7 +93,7 @@ def solve(
         raise ValueError(f"max_iter must be at least 0, got {max_iter}")
     if method == "pinv" and damping > 0:
         raise ValueError(f"pinv has no damping, got damping={damping}; use method='dense'")
-    g = arranged(g, operator.point)
+    g = reorder_like(g, operator.point)
     if method == "auto":
         method = choose(operator)
         if method == "structured" and (x := operator.structured_solve(g, damping)) is not None:
@@ -134,7 +134,7 @@ def _inner(operator: FisherOperator, u: Tangent, v: Tangent) -> float:
 
 def tangent_basis(manifold: Manifold, point: Point) -> Tensor:
     """An orthonormal basis of the tangent space in the metric of the manifold. For small manifolds."""
-    return flatten(arranged(manifold.tangent_basis(point), manifold.point_shape), batch=1).mT
+    return flatten(reorder_like(manifold.tangent_basis(point), manifold.point_shape), batch=1).mT
 
 
 def in_basis(operator: FisherOperator, basis: Tensor) -> Tensor:

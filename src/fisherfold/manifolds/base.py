@@ -8,7 +8,7 @@ one ``e`` has ``<g, v>_x = e · v`` for all tangent v, and is ``P_x e`` for the 
 
 Manifolds hold no tensors: they are immutable descriptions, batched over leading dimensions; device and dtype follow
 the tensors that are passed in. A point of a product manifold is a dictionary of tensors, and so are its tangent
-vectors; the functions of ``trees``, which this module passes on, work on both forms.
+vectors; the functions of ``algebra``, which this module passes on, work on both forms.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fisherfold.manifolds.lengths import root
-from fisherfold.manifolds.trees import (
+from fisherfold.manifolds.algebra import (
     Point,
     Shape,
     Tangent,
-    arranged,
     combine,
     dot,
     flatten,
     is_finite,
     leaves,
-    rebuilt,
+    reorder_like,
+    safe_sqrt,
     scale,
     tree_map,
     unflatten,
+    unflatten_like,
 )
 
 __all__ = [
@@ -44,19 +44,19 @@ __all__ = [
     "Point",
     "Shape",
     "Tangent",
-    "arranged",
     "combine",
     "dot",
     "flatten",
     "is_finite",
     "leaves",
     "positive_integer",
-    "rebuilt",
+    "reorder_like",
     "require_manifold",
     "scale",
     "tolerance",
     "tree_map",
     "unflatten",
+    "unflatten_like",
 ]
 
 
@@ -111,7 +111,7 @@ class Manifold(ABC):
         return type(self)._inner is Manifold._inner
 
     @property
-    def projector_side(self) -> str:
+    def projector_structure(self) -> str:
         """The side on which the projector acts on a matrix V, for structured solves.
 
         ``none``: P V = V. ``left``: P V = Q V for a matrix Q. ``rows``: each row of V alone. ``both``: none of these.
@@ -243,7 +243,7 @@ class Manifold(ABC):
     def norm(self, x: Point, v: Tangent) -> Tensor:
         """The length of a tangent vector; its derivatives at the zero vector are 0."""
         self._check_vector(x, v, "v")
-        return root(self._inner(x, v, v))
+        return safe_sqrt(self._inner(x, v, v))
 
     def random_point(
         self,
@@ -297,7 +297,7 @@ class Manifold(ABC):
         """
         if batch := self._check_form(x, "x"):
             raise ValueError(f"x must be a single point, got one with the batch dimensions {batch}")
-        x = arranged(x, self.point_shape)
+        x = reorder_like(x, self.point_shape)
         d, ambient = self.dim, flatten(x)
         eye = torch.eye(len(ambient), dtype=ambient.dtype, device=ambient.device)
 
@@ -305,7 +305,7 @@ class Manifold(ABC):
             return tree_map(lambda leaf: leaf.expand(count, *leaf.shape), x)
 
         image = self.project(repeated(len(eye)), unflatten(eye, x))
-        projector = flatten(arranged(image, x), batch=1)
+        projector = flatten(reorder_like(image, x), batch=1)
         rows = torch.linalg.eigh((projector + projector.mT) / 2).eigenvectors[:, len(eye) - d :].mT
         if self.ambient_metric:
             return unflatten(rows, x)
@@ -406,7 +406,7 @@ class Manifold(ABC):
         if isinstance(x, Tensor) and x.dtype == v.dtype and x.device == v.device:
             return
         for like, leaf in zip(
-            leaves(x), leaves(arranged(v, x) if isinstance(x, dict) else v), strict=True
+            leaves(x), leaves(reorder_like(v, x) if isinstance(x, dict) else v), strict=True
         ):
             if leaf.dtype != like.dtype or leaf.device != like.device:
                 raise ValueError(

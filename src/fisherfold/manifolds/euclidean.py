@@ -29,7 +29,7 @@ class Euclidean(Manifold):
     """
 
     retractions: ClassVar[Mapping[str, int]] = {"add": 2}
-    projector_side: ClassVar[str] = "none"
+    projector_structure: ClassVar[str] = "none"
 
     shape: tuple[int, ...] = ()
     retraction: str = field(default="add", kw_only=True)

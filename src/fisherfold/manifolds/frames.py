@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from typing_extensions import override
 
+from fisherfold.manifolds.algebra import static_all
 from fisherfold.manifolds.base import Manifold
-from fisherfold.manifolds.lengths import holds
 
 # A retraction step of Frobenius length s gives cond(G) ≤ 1 + s²; steps beyond 4 take the slower, safer road.
 MAX_CONDITION = 16.0
@@ -112,7 +112,7 @@ def cholesky_qr(y: Tensor) -> Tensor:
     inverse = _inverse_triangle(lower)
     # The condition in the row-sum norm: an upper bound of the spectral one without eigenvalues.
     condition = _row_sum_norm(gram) * _row_sum_norm(inverse.mT @ inverse)
-    if not holds((failed == 0) & (condition <= MAX_CONDITION)):
+    if not static_all((failed == 0) & (condition <= MAX_CONDITION)):
         return _householder_qr(y)
     return y @ inverse.mT.to(y.dtype)
 
@@ -227,7 +227,7 @@ def rotation_between(matrix: Tensor) -> Tensor:
         ]
         factor = (sizes[0] / sizes[1]).sqrt().sqrt()[..., None, None]
         before, q = q, 0.5 * (factor * q + inverse / factor)
-        settled += bool(holds((q - before).detach().abs() < _NEWTON_CHANGE))
+        settled += bool(static_all((q - before).detach().abs() < _NEWTON_CHANGE))
         if settled == 3:  # of a fixed point every step adds an order of exact derivatives
             break
     return q

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fisherfold.manifolds import frames
-from fisherfold.manifolds.lengths import length
+from fisherfold.manifolds.algebra import safe_norm
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,7 +42,7 @@ class Grassmann(frames.Frames):
 
     retractions: ClassVar[Mapping[str, int]] = {"polar": 2, "qr": 2, "cholesky": 2, "exp": 2}
     transports: ClassVar[tuple[str, ...]] = ("projection", "parallel")
-    projector_side: ClassVar[str] = "left"
+    projector_structure: ClassVar[str] = "left"
 
     n: int
     p: int
@@ -108,7 +108,7 @@ class Grassmann(frames.Frames):
         return normal @ frames.angle_over_sine(cosines).to(x.dtype)
 
     def _dist(self, x: Tensor, y: Tensor) -> Tensor:
-        return length(self._log(x, y), dim=(-2, -1))
+        return safe_norm(self._log(x, y), dim=(-2, -1))
 
 
 def _horizontal(x: Tensor, v: Tensor) -> Tensor:

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fisherfold.manifolds.algebra import safe_norm
 from fisherfold.manifolds.base import Manifold, Point, Shape, Tangent, positive_integer, tree_map
-from fisherfold.manifolds.lengths import length
 
 
 def _factorwise(hook: str) -> Callable[..., Any]:
@@ -146,7 +146,7 @@ class Product(Manifold):
 
     def _dist(self, x: Point, y: Point) -> Tensor:
         parts = self._each(lambda m, s, t: m._dist(s, t), x, y)
-        return length(torch.stack(list(parts.values())), dim=0)
+        return safe_norm(torch.stack(list(parts.values())), dim=0)
 
     def _inner(self, x: Point, u: Tangent, v: Tangent) -> Tensor:
         parts = self._each(lambda m, s, t, w: m._inner(s, t, w), x, u, v)
@@ -230,7 +230,7 @@ class Power(Manifold):
     _complaint, _symmetry = _of_copies("_complaint"), _of_copies("_symmetry")
 
     def _dist(self, x: Point, y: Point) -> Tensor:
-        return length(self.manifold._dist(x, y))
+        return safe_norm(self.manifold._dist(x, y))
 
     def _inner(self, x: Point, u: Tangent, v: Tangent) -> Tensor:
         return self.manifold._inner(x, u, v).sum(dim=-1)

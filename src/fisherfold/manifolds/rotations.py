@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from fisherfold.manifolds import frames
+from fisherfold.manifolds.algebra import safe_norm, static_all
 from fisherfold.manifolds.base import tolerance
-from fisherfold.manifolds.lengths import holds, length
 
 # half angles up to π/2 are halved so often, and artanh x = Σ x^{2k+1}/(2k+1) is exact to rounding at tan(π/32)
 _HALVINGS, _TERMS = 4, 9
@@ -104,7 +104,7 @@ class Rotations(frames.Frames):
         return 2.0 ** (_HALVINGS + 1) * x @ _skew(tangent @ total)
 
     def _dist(self, x: Tensor, y: Tensor) -> Tensor:
-        return length(self._log(x, y), dim=(-2, -1))
+        return safe_norm(self._log(x, y), dim=(-2, -1))
 
     def _random(
         self, shape: Any, generator: torch.Generator | None, dtype: torch.dtype, device: Any
@@ -144,7 +144,7 @@ def _unless_opposite(total: Tensor) -> Tensor:
     opposite = (
         torch.linalg.svdvals(total.detach())[..., -1:, None] <= 8 * torch.finfo(total.dtype).eps
     )
-    fine = holds(~opposite)
+    fine = static_all(~opposite)
     if fine is None:
         return torch.where(opposite, torch.nan, total)
     if not fine:

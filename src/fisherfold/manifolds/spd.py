@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from fisherfold.manifolds import frames
+from fisherfold.manifolds.algebra import safe_norm
 from fisherfold.manifolds.base import Manifold
-from fisherfold.manifolds.lengths import length
 
 # the affine-invariant distance below which x⁻¹y - I keeps digits that x⁻¹y would lose
 _NEAR = 0.5
@@ -101,7 +101,7 @@ class SPD(Manifold):
     def _dist(self, x: Tensor, y: Tensor) -> Tensor:
         matrix, near = _relative(_lower(x), x, y)
         values, _ = frames.eigh(matrix)
-        return length(torch.where(near, values.log1p(), torch.where(near, 1.0, values).log()))
+        return safe_norm(torch.where(near, values.log1p(), torch.where(near, 1.0, values).log()))
 
     def _random(
         self, shape: Any, generator: torch.Generator | None, dtype: torch.dtype, device: Any

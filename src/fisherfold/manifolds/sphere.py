@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from fisherfold.manifolds.algebra import safe_norm, series, static_all
 from fisherfold.manifolds.base import Manifold
-from fisherfold.manifolds.lengths import holds, length, series
 
 # cos √t and sin √t / √t up to t = 1/4, and θ / sin θ in w = sin²(θ/2) up to w = 1/20, to the last digit
 _COS = tuple((-1) ** k / math.factorial(2 * k) for k in range(9))
@@ -70,7 +70,7 @@ class UnitRows(Manifold):
         t = torch.where(near, square, 0.0)
         short = series(_COS, t) * x + series(_SINC, t) * v
         far = torch.where(near, 1.0, v)
-        angle = length(far, keepdim=True)
+        angle = safe_norm(far, keepdim=True)
         return _normalized(torch.where(near, short, angle.cos() * x + angle.sin() * (far / angle)))
 
     def _log(self, x: Tensor, y: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class UnitRows(Manifold):
         w = chord / (chord + across)
         near = w < 0.05
         far = torch.where(near, 1.0, direction)
-        ratio = _angles(x, torch.where(near, -x, y)).unsqueeze(-1) / length(far, keepdim=True)
+        ratio = _angles(x, torch.where(near, -x, y)).unsqueeze(-1) / safe_norm(far, keepdim=True)
         return direction * torch.where(
             near, series(_ANGLE_OVER_SINE, torch.where(near, w, 0.0)), ratio
         )
@@ -92,7 +92,7 @@ class UnitRows(Manifold):
         return _normalized(torch.randn(shape, generator=generator, dtype=dtype, device=device))
 
     def _constraint_error(self, x: Tensor) -> Tensor:
-        return (length(x) - 1).abs().amax()
+        return (safe_norm(x) - 1).abs().amax()
 
 
 @dataclass(frozen=True, repr=False)
@@ -148,7 +148,7 @@ class Oblique(UnitRows):
         tensor([1., 1., 1., 1.], dtype=torch.float64)
     """
 
-    projector_side: ClassVar[str] = "rows"
+    projector_structure: ClassVar[str] = "rows"
 
     m: int
     n: int
@@ -166,7 +166,7 @@ class Oblique(UnitRows):
         return (self.m, self.n)
 
     def _dist(self, x: Tensor, y: Tensor) -> Tensor:
-        return length(_angles(x, y))
+        return safe_norm(_angles(x, y))
 
 
 def _normalized(y: Tensor) -> Tensor:
@@ -175,14 +175,14 @@ def _normalized(y: Tensor) -> Tensor:
 
 def _angles(x: Tensor, y: Tensor) -> Tensor:
     """The angles between the rows, with all digits near 0 and near π."""
-    return 2 * torch.atan2(length(x - y), length(x + y))
+    return 2 * torch.atan2(safe_norm(x - y), safe_norm(x + y))
 
 
 def _middle(x: Tensor, y: Tensor) -> Tensor:
     """The sum x + y, unless the rows are opposite and have no middle."""
     middle = x + y
-    opposite = length(middle, keepdim=True) <= 4 * torch.finfo(x.dtype).eps
-    fine = holds(~opposite)
+    opposite = safe_norm(middle, keepdim=True) <= 4 * torch.finfo(x.dtype).eps
+    fine = static_all(~opposite)
     if fine is None:
         return torch.where(opposite, torch.nan, middle)
     if not fine:

@@ -24,12 +24,12 @@ from fisherfold.manifolds.base import (
     Manifold,
     Point,
     Tangent,
-    arranged,
     leaves,
     positive_integer,
-    rebuilt,
+    reorder_like,
     require_manifold,
     tree_map,
+    unflatten_like,
 )
 from fisherfold.problems.base import Problem, check_batch, check_data, check_theta
 from fisherfold.problems.cache import LastPoint
@@ -107,7 +107,7 @@ class LossProblem(Problem):
                 materialize_grads=True,
             )
         self._last.put(x, (graph, gradients if self._curved else None), batch)
-        egrad = rebuilt((gradient.detach() for gradient in gradients), variables)
+        egrad = unflatten_like((gradient.detach() for gradient in gradients), variables)
         return value.detach(), self.manifold.riemannian_gradient(x, egrad)
 
     def _evaluated(self, x: Point, batch: Tensor | None) -> tuple[Graph, tuple[Tensor, ...] | None]:
@@ -115,7 +115,7 @@ class LossProblem(Problem):
         if (kept := self._last.get(x, batch)) is not None:
             return kept
         self._last.clear()
-        arranged_x = arranged(x, self.manifold.point_shape)
+        arranged_x = reorder_like(x, self.manifold.point_shape)
         return self._last.put(
             x, (record(lambda theta: self._mean(theta, batch), arranged_x), None), batch
         )

@@ -32,9 +32,9 @@ from fisherfold.manifolds.base import (
     Tangent,
     leaves,
     positive_integer,
-    rebuilt,
     require_manifold,
     tree_map,
+    unflatten_like,
 )
 from fisherfold.problems.base import Problem, check_batch, check_data, check_theta
 from fisherfold.problems.cache import LastPoint
@@ -230,7 +230,7 @@ class NLLProblem(Problem):
             value, leaves(variables), retain_graph=True, materialize_grads=True
         )
         self._last.put(x, (variables, z), batch)
-        return value.detach(), self._tangent(x, rebuilt(gradients, x))
+        return value.detach(), self._tangent(x, unflatten_like(gradients, x))
 
     def kl(self, x: Point, other: Point) -> Tensor:
         """The mean divergence E_x KL(p(· | f(x, θ)) ‖ p(· | f(x, θ'))) over all samples."""
@@ -459,7 +459,7 @@ def _derivative(one: Callable[..., Tensor], theta: Point, *sample: Tensor) -> Po
         torch.stack(column).reshape(*value.shape, *column[0].shape)
         for column in zip(*rows, strict=True)
     )
-    return rebuilt(columns, variables)
+    return unflatten_like(columns, variables)
 
 
 def _check_parts(manifold: object, model: object, likelihood: object, prior: object) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fisherfold.distributed import Group
 from fisherfold.files import check_place, sound
-from fisherfold.manifolds.base import Point, arranged, leaves, tree_map
+from fisherfold.manifolds.base import Point, leaves, reorder_like, tree_map
 from fisherfold.plain import counted
 from fisherfold.problems.base import Problem
 from fisherfold.progress import track
@@ -93,7 +93,7 @@ def minimize(
     )
     _check_files(checkpoint, resume, problem.group)
     _check_start(problem, x0)
-    x0 = arranged(x0, problem.manifold.point_shape)
+    x0 = reorder_like(x0, problem.manifold.point_shape)
     if method not in tuple(METHODS):
         raise ValueError(f"method must be one of {sorted(METHODS)}, got {method!r}")
     solver = _construct(METHODS[method], problem, options)

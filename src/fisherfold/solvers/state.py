@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fisherfold.distributed import ALONE, Content, Group
 from fisherfold.files import read_tensors, sound, write_tensors
-from fisherfold.manifolds.base import Point, rebuilt
+from fisherfold.manifolds.base import Point, unflatten_like
 from fisherfold.solvers.result import Trace
 
 KIND, VERSION = "checkpoint", 3
@@ -196,4 +196,4 @@ def _restored(
         if name in {"x", "best"} and not bool(torch.isfinite(part).all()):
             raise ValueError(f"its {key} is not finite")
         parts.append(part.to(leaf.device))
-    return rebuilt(parts, like)
+    return unflatten_like(parts, like)

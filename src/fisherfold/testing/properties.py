@@ -15,9 +15,9 @@ from fisherfold.manifolds import Manifold, Verdict
 from fisherfold.manifolds.base import (
     Point,
     Tangent,
-    arranged,
     combine,
     leaves,
+    reorder_like,
     scale,
     tolerance,
     tree_map,
@@ -119,7 +119,7 @@ def gaussian(x: Point, generator: torch.Generator) -> Point:
 
 def pairs(u: Point, v: Point) -> list[tuple[Tensor, Tensor]]:
     """The tensors of two points or vectors, side by side."""
-    return list(zip(leaves(u), leaves(arranged(v, u)), strict=True))
+    return list(zip(leaves(u), leaves(reorder_like(v, u)), strict=True))
 
 
 def tree_gap(left: Point, right: Point) -> float:
@@ -173,7 +173,7 @@ def _projector(case: Case) -> None:
     case.equal("projector is self-adjoint", left, right, bound=case.tolerance * _scale_of(a, b))
     whole = manifold.project(x, combine(2.0, a, 3.0, b))
     case.equal("projector is linear", whole, combine(2.0, image, 3.0, manifold.project(x, b)))
-    side = manifold.projector_side
+    side = manifold.projector_structure
     name = f"projector acts on the side {side!r}"
     if side == "none":
         case.equal(name, image, a)
