@@ -59,7 +59,7 @@ def benchmarks() -> dict[str, Benchmark]:
 
 
 def described(name: str, text: str) -> Benchmark:
-    """Read the first line and the paragraphs ``Against:``, ``Takes:`` and ``Page:`` of a docstring."""
+    """Read the first line and the fields of a docstring."""
     fields = {}
     for paragraph in text.split("\n\n"):
         for line in _joined(paragraph):

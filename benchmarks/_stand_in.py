@@ -1,8 +1,9 @@
-"""Small made-up data in the files of the real sets, so that smoke runs take the same way as whole ones."""
+"""Small made-up data in the files of the real sets, for smoke runs."""
 
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ USERS = 120
 FILMS = 80
 JOBS = ("artist", "doctor", "student", "writer")
 GENRES = ("Action", "Comedy", "Drama", "Children's")
+PEOPLE = 200
+JOKES = 30
 CIFAR_IMAGES = 100  # of each of the six files
 # seconds since 1970 of the first rating, and how many there are in a day
 FIRST = 880_000_000
@@ -19,7 +22,7 @@ DAY = 86_400
 
 
 def write_data(folder: Path) -> Path:
-    """Write every data set that the benchmarks read, tens of kilobytes each, and return the folder."""
+    """Write every data set that the benchmarks read, small, and return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     _movielens(folder, rng)
@@ -27,6 +30,7 @@ def write_data(folder: Path) -> Path:
     _tasks(folder, rng)
     _gowalla(folder, rng)
     _cifar(folder, rng)
+    _released_code(folder.parent / "anchors" / "authors_octave", rng)
     return folder
 
 
@@ -112,9 +116,23 @@ def _write(path: Path, lines: list[str]) -> None:
 
 
 def _jester(folder: Path, rng: np.random.Generator) -> None:
-    ratings = np.clip(300 * _low_rank(rng, 200, 30), -999, 999).astype(np.int16)
+    ratings = np.clip(300 * _low_rank(rng, PEOPLE, JOKES), -999, 999).astype(np.int16)
     ratings[rng.random(ratings.shape) < 0.4] = 9900  # a joke that was not rated
     np.savez(folder / "jester1.npz", ratings_x100=ratings)
+
+
+def _released_code(folder: Path, rng: np.random.Generator) -> None:
+    """The split, start and samples that a run of the released code would have had."""
+    folder.mkdir(parents=True)
+    np.savez(
+        folder / "jester_split_init.npz",
+        test_user=np.arange(20),
+        test_item=np.arange(20),
+        U0=np.linalg.qr(rng.normal(size=(PEOPLE, 5)))[0],
+        samples_rngd=rng.integers(0, JOKES, (18, 5)),
+    )
+    curve = {"cpu_s": list(range(19)), "train_mse": [1.0] * 19}
+    (folder / "jester_rngd.json").write_text(json.dumps(curve))
 
 
 def _tasks(folder: Path, rng: np.random.Generator) -> None:

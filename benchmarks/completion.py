@@ -1,23 +1,22 @@
-"""Held-out accuracy and time of matrix completion: fisherfold and its peers on the same splits, in one table.
+"""Held-out accuracy and time of matrix completion on the same splits.
 
-    python benchmarks/completion.py                      # quick peers, MovieLens-1M and Jester-1, three seeds
-    python benchmarks/completion.py --full               # the Bayesian peers with all their sweeps (an hour)
-    python benchmarks/completion.py --only movielens1m-10 --tools fisherfold cmfrec --threads 1
-    python benchmarks/completion.py --report             # tables and picture from what was recorded
+Peers come from `pip install cmfrec myfm cornac scikit-surprise lenskit "setuptools<81"`; those that
+are missing are left out and named. Every tool runs in a process of its own with the same split,
+thread count and float32 where it can. The seconds are those of `fit` from arrays of ids and values,
+everything of the tool's own included (its data set object is counted too, in `load`). RMSE is that
+of predictions clipped to the range of the ratings, on a random fifth.
 
-Peers come from `pip install cmfrec myfm cornac scikit-surprise lenskit "setuptools<81"`; those that are missing are
-left out and named. Every tool runs in a process of its own with the same split, thread count and float32 where it can.
-The seconds are those of `fit` from arrays of ids and values, everything of the tool's own included (its data set object
-is counted too, in `load`). RMSE is that of predictions clipped to the range of the ratings, on a random fifth.
+Hyper-parameters were chosen on a tenth of the training part of seed 0 with `--tune` (the grids are
+in GRIDS, the choices in CHOSEN) by each tool's own means; fisherfold's default has none. Results
+are appended to a JSON lines file, so that the benchmark can be run in pieces.
 
-Hyper-parameters were chosen on a tenth of the training part of seed 0 with `--tune` (the grids are in GRIDS, the
-choices in CHOSEN) by each tool's own means; fisherfold's default has none. Results are appended to a JSON lines file,
-so that the benchmark can be run in pieces.
+Against: cmfrec, myFM, cornac, Surprise, LensKit
+Takes: ten minutes; an hour with `--full`
+Page: docs/benchmarks/completion.md
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -25,10 +24,17 @@ import resource
 import subprocess
 import sys
 import time
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+
+SMOKE = (
+    "--tools fisherfold fisherfold-point --seeds 0 --threads 1 --only movielens1m-5 jester1-5"
+    " --results {folder}/results.jsonl",
+    "--coverage --results {folder}/results.jsonl --picture {folder}/picture.png",
+)
 
 RANKS = {"movielens1m": (5, 10), "jester1": (5, 10)}
 MORE_RANKS = (20, 40)
@@ -61,7 +67,8 @@ def ratings(name: str, seed: int):
     from fisherfold.datasets import load_ratings
 
     data = load_ratings(name)
-    rows, columns = np.asarray(data.rows, np.int32), np.asarray(data.cols, np.int32)
+    rows = np.asarray(data.rows, np.int32)
+    columns = np.asarray(data.cols, np.int32)
     values = np.asarray(data.values, np.float32)
     order = np.random.default_rng(seed).permutation(len(values))
     cut = int(0.8 * len(values))
@@ -113,7 +120,8 @@ def fit_myfm(train, rank, threads, seed, *, kind, sweeps):
     sizes = int(rows.max()) + 1, int(columns.max()) + 1
 
     def design(i, j):
-        i, j = np.minimum(i, sizes[0] - 1), np.minimum(j, sizes[1] - 1) + sizes[0]
+        i = np.minimum(i, sizes[0] - 1)
+        j = np.minimum(j, sizes[1] - 1) + sizes[0]
         indices = np.stack([i, j], axis=1).ravel()
         return csr_matrix(
             (np.ones(len(indices)), indices, np.arange(0, len(indices) + 1, 2)),
@@ -270,7 +278,8 @@ def measure(tool, name, rank, seed, threads, sweeps, repeat, *, options=None, pa
         now = clock()
         seconds = (now[0] - began[0], now[1] - began[1], load)
         best = seconds if best is None or seconds[0] < best[0] else best
-    low, high = train[2].min(), train[2].max()
+    low = train[2].min()
+    high = train[2].max()
     error = np.clip(predict(test[0], test[1]), low, high) - test[2]
     return {
         "tool": tool,
@@ -355,7 +364,8 @@ def jobs(args):
                     sweeps = [None]
                     if tool in SWEEPS:
                         if threads > 1 or (seed and not args.full):
-                            continue  # myFM's core is sequential; slow ones get one seed unless all is wanted
+                            # myFM's core is sequential; slow ones get one seed unless all is wanted
+                            continue
                         sweeps = SWEEPS[tool] if args.full else SWEEPS[tool][:1]
                     for count in sweeps:
                         yield {
@@ -374,6 +384,7 @@ def run(args) -> None:
     print("left out, not installed:", ", ".join(missing) or "nothing")
     args.tools = [tool for tool in args.tools if tool not in missing]
     began = time.perf_counter()
+    failed = False
     for job in jobs(args):
         name = f"{job['data']}-{job['rank']}"
         if _key(job) in done or (args.only and name not in args.only):
@@ -386,7 +397,10 @@ def run(args) -> None:
             sys.executable,
             "-W",
             "ignore",
-            __file__,
+            "-m",
+            "benchmarks",
+            "run",
+            "completion",
             "--one",
             json.dumps(job),
             "--repeat",
@@ -397,6 +411,7 @@ def run(args) -> None:
         )
         if reply.returncode:
             print(f"{name} {job['tool']} failed: {reply.stderr.strip().splitlines()[-1:]}")
+            failed = True
             continue
         record = json.loads(reply.stdout.splitlines()[-1])
         with args.results.open("a") as file:
@@ -406,6 +421,8 @@ def run(args) -> None:
             f"rmse {record['rmse']:.4f} cpu {record['cpu']:.2f} wall {record['wall']:.2f}",
             flush=True,
         )
+    if failed:
+        raise SystemExit(1)
 
 
 _THREAD_VARIABLES = (
@@ -550,10 +567,7 @@ def picture(groups, path: Path) -> None:
     print(f"\npicture: {path}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def options(parser: ArgumentParser) -> None:
     parser.add_argument("--tools", nargs="+", default=list(TOOLS), choices=list(TOOLS))
     parser.add_argument("--only", nargs="+", help="for example movielens1m-10")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
@@ -570,10 +584,12 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--coverage", action="store_true")
     parser.add_argument("--report", action="store_true")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.one:
-        job = json.loads(args.one)
+    parser.add_argument("--one", help=SUPPRESS)
+
+
+def main(given: Namespace) -> None:
+    if given.one:
+        job = json.loads(given.one)
         record = measure(
             job["tool"],
             job["data"],
@@ -581,30 +597,26 @@ def main() -> None:
             job["seed"],
             job["threads"],
             job["sweeps"],
-            args.repeat,
+            given.repeat,
         )
         print(json.dumps(record))
-    elif args.tune:
+    elif given.tune:
         found = json.loads(CHOSEN_FILE.read_text()) if CHOSEN_FILE.exists() else {}
         for tool, name in itertools.product(
-            [t for t in args.tools if t in GRIDS and available(t)], RANKS
+            [t for t in given.tools if t in GRIDS and available(t)], RANKS
         ):
             for rank in RANKS[name]:
                 if f"{tool} {name} {rank}" not in found and (
-                    not args.only or f"{name}-{rank}" in args.only
+                    not given.only or f"{name}-{rank}" in given.only
                 ):
                     found[f"{tool} {name} {rank}"] = tune(tool, name, rank)
                     CHOSEN_FILE.write_text(json.dumps(found, indent=1) + "\n")
-    elif args.coverage:
-        with args.results.open("a") as file:
+    elif given.coverage:
+        with given.results.open("a") as file:
             for name in RANKS:
                 for rank in RANKS[name]:
                     file.write(json.dumps(coverage(name, rank, 0)) + "\n")
-    elif not args.report:
-        run(args)
-    if args.report or args.coverage:
-        report(args)
-
-
-if __name__ == "__main__":
-    main()
+    elif not given.report:
+        run(given)
+    if given.report or given.coverage:
+        report(given)

@@ -1,11 +1,14 @@
-"""CPU time per epoch on Jester-1 against the paper's released code, from its split, start and samples.
+"""CPU time per epoch on Jester-1, from the released code's split and samples.
 
-    FISHERFOLD_DATA=... python benchmarks/completion_authors.py
+The figures of the released code were recorded under GNU Octave 7.3 on another machine of the same
+class (2.8 GHz, one thread); Octave is not run here. The peer of the same run is the same algorithm
+written column by column in NumPy. All do 18 outer epochs: a full pass, then 100 inner steps of one
+column each. Row-block RNGD is our default for this problem: one full pass per iteration, no inner
+steps; its lines give CPU time per pass and the loss after 18 of them.
 
-The figures of the released code were recorded under GNU Octave 7.3 on another machine of the same class (2.8 GHz, one
-thread); Octave is not run here. The peer of the same run is the same algorithm written column by column in NumPy. All
-do 18 outer epochs: a full pass, then 100 inner steps of one column each. Row-block RNGD is our default for this
-problem: one full pass per iteration, no inner steps; its lines give CPU time per pass and the loss after 18 of them.
+Against: the paper's released code (recorded under Octave), and the same in NumPy
+Takes: a minute
+Page: docs/benchmarks/completion.md
 """
 
 from __future__ import annotations
@@ -14,27 +17,27 @@ import itertools
 import json
 import os
 import time
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from threadpoolctl import threadpool_limits
 
+from benchmarks._common import Missing
 from fisherfold import datasets, minimize
 from fisherfold.completion import CompletionProblem, Ratings
 
-torch.set_num_threads(1)
-threadpool_limits(
-    1
-)  # the BLAS of NumPy too: threads of its own that wait for work count as CPU time
-ANCHORS = Path(os.environ["FISHERFOLD_DATA"]).parent / "anchors" / "authors_octave"
-EPOCHS, STEP, RANK = 18, 0.05, 5
+SMOKE = ""
+RECORDED = ("jester_split_init.npz", "jester_rngd.json")
+EPOCHS = 18
+STEP = 0.05
+RANK = 5
 
 
-def load() -> tuple[Ratings, np.ndarray, np.ndarray]:
-    with np.load(ANCHORS / "jester_split_init.npz") as stored:
+def load(recorded: Path) -> tuple[Ratings, np.ndarray, np.ndarray]:
+    with np.load(recorded / RECORDED[0]) as stored:
         data = datasets.load_ratings("jester1")
         held = np.zeros(data.shape, dtype=bool)
         held[stored["test_user"], stored["test_item"]] = True
@@ -59,7 +62,9 @@ def by_columns(
         return rows, a, u[rows] @ a - values
 
     def full(u: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-        gradient, table, squares = np.zeros_like(u), np.zeros((len(columns), RANK)), 0.0
+        gradient = np.zeros_like(u)
+        table = np.zeros((len(columns), RANK))
+        squares = 0.0
         for i in range(len(columns)):
             rows, table[i], r = column(u, i)
             gradient[rows] += np.outer(r, table[i])
@@ -69,7 +74,8 @@ def by_columns(
     began = time.process_time()
     gradient, table, mse = full(u)
     for epoch in range(epochs):
-        anchor, factor = u, table.T @ table / len(columns)
+        anchor = u
+        factor = table.T @ table / len(columns)
         for i in samples[epoch]:
             rows, a, r = column(u, i)
             known = table[i]
@@ -111,9 +117,18 @@ def ours(
     return (clock[-1] - clock[0]) / (len(clock) - 1), result.trace["train"][-1]
 
 
-def main() -> None:
-    ratings, u, samples = load()
-    recorded = json.loads((ANCHORS / "jester_rngd.json").read_text())
+def options(parser: ArgumentParser) -> None:
+    beside = Path(os.environ.get("FISHERFOLD_DATA", "data")).parent / "anchors" / "authors_octave"
+    about = f"with {RECORDED[0]} and {RECORDED[1]} of a run of the released code ({beside})"
+    parser.add_argument("--recorded", type=Path, default=beside, help=about)
+
+
+def main(given: Namespace) -> None:
+    lacking = [name for name in RECORDED if not (given.recorded / name).exists()]
+    if lacking:
+        raise Missing(f"{given.recorded} has no {lacking[0]}; --recorded names another folder")
+    ratings, u, samples = load(given.recorded)
+    recorded = json.loads((given.recorded / RECORDED[1]).read_text())
     octave = (recorded["cpu_s"][-1] - recorded["cpu_s"][0]) / EPOCHS
     rows = [("released code, Octave (recorded elsewhere)", octave, recorded["train_mse"][-1])]
     loop, mse = by_columns(ratings, u, samples, 3)
@@ -149,7 +164,3 @@ def main() -> None:
             f"{loop / seconds:.1f}",
         )
     Console(width=130).print(table)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,39 +1,42 @@
-"""Completion with features, time and ordered categories: MovieLens-100K and -1M, and rows or columns never rated.
+"""Completion with features, time and ordered categories.
 
-    python benchmarks/completion_features.py ablation [--folds 1,2,3,4,5] [--rank 20]
-    python benchmarks/completion_features.py ml1m [--seeds 0,1,2] [--ranks 20,40]
-    python benchmarks/completion_features.py cold [--data 100k,1m] [--seeds 0,1,2] [--sweeps 200]
-    python benchmarks/completion_features.py myfm [--data 100k,1m] [--sweeps 512]
-    python benchmarks/completion_features.py tune
+Users have gender, age group, occupation (MovieLens-1M: and the first two digits of the zip code);
+films have genres, year and half decade. ``ablation`` runs the official folds of MovieLens-100K with
+and without each of features, time and ordered categories; ``ml1m`` random tenths; ``cold`` holds
+out all ratings of a tenth of the films, or of the users, and compares with cmfrec's side
+information and with factorisation machines of ids and features, as LightFM's (by myFM). Printed are
+the held-out RMSE, the share of values within 90 % intervals (for categories that of randomised
+quantiles, because whole steps hold more), the root mean square of error over standard deviation,
+how far the mean probability of a category is from its frequency at most, their expected calibration
+error (ten bins of each category's probability), the mean log likelihood, and the CPU seconds of
+``fit``. ``myfm`` fits ours and myFM (``pip install myfm``, Gibbs sampling: regression and ordered
+probit) to fold 1 of 100K and to seed 0 of 1M with the same features, rated sets and days. ``tune``
+compares ranks on a tenth of the training part of fold 1 (100K) and of seed 0 (1M). One thread.
 
-Users have gender, age group, occupation (MovieLens-1M: and the first two digits of the zip code); films have genres,
-year and half decade. ``ablation`` runs the official folds of MovieLens-100K with and without each of features, time and
-ordered categories; ``ml1m`` random tenths; ``cold`` holds out all ratings of a tenth of the films, or of the users, and
-compares with cmfrec's side information and with factorisation machines of ids and features, as LightFM's (by myFM).
-Printed are the held-out RMSE, the share of values within 90 % intervals (for categories that of randomised quantiles,
-because whole steps hold more), the root mean square of error over standard deviation, how far the mean probability of
-a category is from its frequency at most, their expected calibration error (ten bins of each category's probability),
-the mean log likelihood, and the CPU seconds of ``fit``.
-``myfm`` fits ours and myFM (``pip install myfm``, Gibbs sampling: regression and ordered probit) to fold 1 of 100K and
-to seed 0 of 1M with the same features, rated sets and days.
-``tune`` compares ranks on a tenth of the training part of fold 1 (100K) and of seed 0 (1M). One thread.
+Against: myFM, cmfrec
+Takes: two minutes for `ablation`, an hour for `myfm` and `cold`
+Page: docs/benchmarks/completion.md
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import time
 import warnings
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import pandas as pd
 
 from fisherfold import MatrixCompletion
+
+SMOKE = (
+    "ablation --folds 1 --rank 2",
+    "ml1m --seeds 0 --ranks 2",
+    "cold --seeds 0 --sweeps 2",
+)
 
 DATA = Path(os.environ.get("FISHERFOLD_DATA", "data"))
 PAIR = ["user", "item"]
@@ -89,7 +92,8 @@ def load(name: str) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
         ]
         items = pd.DataFrame(lines, columns=["item", "title", "genres"])
         items["year"] = items.pop("title").str.extract(r"\((\d{4})\)$")[0].astype(float)
-        users["user"], items["item"] = users["user"].astype(int), items["item"].astype(int)
+        users["user"] = users["user"].astype(int)
+        items["item"] = items["item"].astype(int)
     items["half"] = (items["year"] // 5).astype(str)
     return ratings, users, items
 
@@ -105,7 +109,8 @@ def fit_and_test(
     model = MatrixCompletion(rank, likelihood=likelihood, n_jobs=1)
     model.fit(train, columns=(*PAIR, "rating"), time="at" if timed else None, **given)
     seconds = time.process_time() - began
-    y, asked = test["rating"].to_numpy(float), {"time": test["at"] if timed else None}
+    y = test["rating"].to_numpy(float)
+    asked = {"time": test["at"] if timed else None}
     mean, std = model.predict(test[PAIR], return_std=True, **asked)
     error = mean - y
     low, high = model.predict_interval(test[PAIR], 0.9, **asked)
@@ -194,11 +199,16 @@ def ml1m(seeds: list[int], ranks: list[int]) -> None:
 
 
 def myfm_blocks(train, test, features, *, identity=(True, True), sets=True):
-    """What myFM calls relations: ids, rated sets over the root of their size, and features, for both parts."""
+    """What myFM calls relations.
+
+    Ids, rated sets over the root of their size, and features, for both parts.
+    """
     import myfm
     import scipy.sparse as sp
 
-    columns, shapes, blocks = [], [], []
+    columns = []
+    shapes = []
+    blocks = []
     for k, (key, frame) in enumerate(zip(PAIR, features, strict=True)):
         ids = np.unique(np.concatenate([train[key], test[key], frame[key]]))
         known = np.searchsorted(ids, train[key].unique())
@@ -251,7 +261,8 @@ def fit_myfm(
             for part in (train, test)
         ]
         shapes = [len(names), *shapes]
-    y, target = train["rating"].to_numpy(float), test["rating"].to_numpy(float)
+    y = train["rating"].to_numpy(float)
+    target = test["rating"].to_numpy(float)
     kind = myfm.MyFMOrderedProbit if ordered else myfm.MyFMGibbsRegressor
     model = kind(rank=rank, random_seed=0)
     given = {"n_iter": sweeps, "group_shapes": shapes, "X_rel": blocks[0]}
@@ -262,7 +273,8 @@ def fit_myfm(
     if not ordered:
         error = np.clip(model.predict(days[1], blocks[1]), 1, 5) - target
         return {"rmse": math.sqrt(np.mean(error**2)), "covered": math.nan, "cpu": seconds}
-    chance, stars = model.predict_proba(days[1], blocks[1]), np.arange(1.0, 6)
+    chance = model.predict_proba(days[1], blocks[1])
+    stars = np.arange(1.0, 6)
     error = chance @ stars - target
     return {"rmse": math.sqrt(np.mean(error**2)), "covered": 0, "cpu": seconds} | of_categories(
         chance, target[:, None] == stars
@@ -278,8 +290,10 @@ def myfm_beside(names: list[str], sweeps: int) -> None:
         if name == "100k":
             train, test = (ratings[(ratings["fold"] == 1) == held] for held in (False, True))
         else:
-            order, tenth = np.random.default_rng(0).permutation(len(ratings)), len(ratings) // 10
-            train, test = ratings.iloc[order[tenth:]], ratings.iloc[order[:tenth]]
+            order = np.random.default_rng(0).permutation(len(ratings))
+            tenth = len(ratings) // 10
+            train = ratings.iloc[order[tenth:]]
+            test = ratings.iloc[order[:tenth]]
         timed = name == "100k"
         for kind in ("gaussian", "ordered"):
             run = fit_and_test(train, test, rank, features=features, timed=timed, likelihood=kind)
@@ -377,10 +391,7 @@ def tune() -> None:
                 show(f"{name} validation, rank {rank} {likelihood}", [run])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def options(parser: ArgumentParser) -> None:
     parser.add_argument("what", choices=("ablation", "ml1m", "cold", "myfm", "tune"))
     parser.add_argument("--folds", default="1,2,3,4,5")
     parser.add_argument("--seeds", default="0,1,2")
@@ -388,23 +399,21 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=20)
     parser.add_argument("--data", default="100k,1m")
     parser.add_argument("--sweeps", type=int, default=512, help="of myFM")
-    args = parser.parse_args()
+
+
+def main(given: Namespace) -> None:
     warnings.simplefilter("ignore", UserWarning)
     numbers = {
-        name: [int(v) for v in getattr(args, name).split(",")]
+        name: [int(v) for v in getattr(given, name).split(",")]
         for name in ("folds", "seeds", "ranks")
     }
-    if args.what == "ablation":
-        ablation(numbers["folds"], args.rank)
-    elif args.what == "ml1m":
+    if given.what == "ablation":
+        ablation(numbers["folds"], given.rank)
+    elif given.what == "ml1m":
         ml1m(numbers["seeds"], numbers["ranks"])
-    elif args.what == "cold":
-        cold(args.data.split(","), numbers["seeds"], args.sweeps)
-    elif args.what == "myfm":
-        myfm_beside(args.data.split(","), args.sweeps)
+    elif given.what == "cold":
+        cold(given.data.split(","), numbers["seeds"], given.sweeps)
+    elif given.what == "myfm":
+        myfm_beside(given.data.split(","), given.sweeps)
     else:
         tune()
-
-
-if __name__ == "__main__":
-    main()

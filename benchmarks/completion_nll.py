@@ -1,16 +1,20 @@
-"""Low-rank completion as a plain NLLProblem against pymanopt's ConjugateGradient and TrustRegions on the same cost.
+"""Low-rank completion as a plain NLLProblem, differentiated automatically.
 
-    python benchmarks/completion_nll.py
+The cost is (1/2N) Σ ‖P_i(U a_i(U) - x_i)‖² on Gr(n, p), the coefficients a_i by ridge-free least
+squares inside the model; gradients by automatic differentiation on both sides; one thread; times
+are the best of three runs in turn. A pass is one forward or one backward sweep over the data: a
+loss 1, a gradient 2, a Fisher product 2 and an operator 1 (the graph of its transpose); pymanopt's
+Hessian products count as gradients, which flatters TrustRegions.
 
-The cost is (1/2N) Σ ‖P_i(U a_i(U) - x_i)‖² on Gr(n, p), the coefficients a_i by ridge-free least squares inside the
-model; gradients by automatic differentiation on both sides; one thread; times are the best of three runs in turn.
-A pass is one forward or one backward sweep over the data: a loss 1, a gradient 2, a Fisher product 2 and an operator 1
-(the graph of its transpose); pymanopt's Hessian products count as gradients, which flatters TrustRegions.
+Against: pymanopt's ConjugateGradient and TrustRegions on the same cost
+Takes: five minutes
+Page: docs/benchmarks/core.md
 """
 
 from __future__ import annotations
 
 import time
+from argparse import ArgumentParser, Namespace
 
 import numpy as np
 import pymanopt
@@ -24,7 +28,7 @@ from fisherfold import Gaussian, NLLProblem, minimize
 from fisherfold.manifolds import Grassmann
 from fisherfold.solvers import GradientNorm
 
-torch.set_num_threads(1)
+SMOKE = "--small --rounds 1 --columns 50"
 
 
 class Completion:
@@ -45,7 +49,8 @@ class Completion:
 
     def model(self, x: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
         self.passes += 2 if u.requires_grad else 1
-        mask, values = x[:, 0], x[:, 1]
+        mask = x[:, 0]
+        values = x[:, 1]
         p = u.shape[1]
         gram = (mask @ (u.unsqueeze(2) * u.unsqueeze(1)).reshape(-1, p * p)).reshape(-1, p, p)
         coefficients = torch.linalg.solve(gram, (values @ u).unsqueeze(-1)).squeeze(-1)
@@ -62,8 +67,8 @@ def ours(case: Completion, method: str) -> tuple[np.ndarray, float]:
     problem.loss(case.start)
     case.passes = 0  # the first evaluation looks at a few samples alone, which is no pass
     result = minimize(problem, case.start, method, max_iter=500, stop=GradientNorm(1e-9))
-    # the model counted the gradients; an operator takes over the graph of the gradient at the same point and adds that
-    # of its transpose, and its products sweep both
+    # the model counted the gradients; an operator takes over the graph of the gradient at the same
+    # point and adds that of its transpose, and its products sweep both
     products = result.trace["products"][-1] // len(case.inputs)
     case.passes += 2 * products + (result.iterations if products else 0)
     return result.x.numpy(), result.trace["gradient_norm"][-1]
@@ -82,6 +87,8 @@ def theirs(case: Completion, optimizer: type) -> tuple[np.ndarray, float]:
     return result.point, float(np.linalg.norm(problem.riemannian_gradient(result.point)))
 
 
+# n, p, the share that is observed, and the noise
+PROBLEMS = ((100, 5, 0.35, 0.1), (1000, 10, 0.15, 0.1))
 RUNS = {
     "fisherfold rngd": lambda case: ours(case, "rngd"),
     "fisherfold rcg": lambda case: ours(case, "rcg"),
@@ -90,7 +97,14 @@ RUNS = {
 }
 
 
-def main() -> None:
+def options(parser: ArgumentParser) -> None:
+    about = "only the small problem, Gr(100, 5)"
+    parser.add_argument("--small", action="store_true", help=about)
+    parser.add_argument("--columns", type=int, default=1000, help="N (1000)")
+    parser.add_argument("--rounds", type=int, default=3, help="of all methods in turn (3)")
+
+
+def main(given: Namespace) -> None:
     table = Table(title="Completion on the Grassmann manifold, to a gradient norm of 1e-9")
     figures = (
         "passes",
@@ -102,10 +116,12 @@ def main() -> None:
     )
     for name in ("problem", "solver", *figures):
         table.add_column(name, justify="left" if name in {"problem", "solver"} else "right")
-    for n, p, columns, observed, noise in ((100, 5, 1000, 0.35, 0.1), (1000, 10, 1000, 0.15, 0.1)):
+    columns = given.columns
+    for n, p, observed, noise in PROBLEMS[:1] if given.small else PROBLEMS:
         seconds: dict[str, list[float]] = {name: [] for name in RUNS}
-        points, counts = {}, {}
-        for _ in range(3):
+        points = {}
+        counts = {}
+        for _ in range(given.rounds):
             for name, run in RUNS.items():
                 case = Completion(n, p, columns, observed, noise)
                 began = time.process_time()
@@ -131,7 +147,3 @@ def main() -> None:
                 f"{best[name] / best['pymanopt TrustRegions']:.2f}",
             )
     Console(width=130).print(table)
-
-
-if __name__ == "__main__":
-    main()

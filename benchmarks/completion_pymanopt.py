@@ -1,15 +1,19 @@
-"""The minimum of the plain completion cost to 1e-8, against pymanopt's ConjugateGradient and TrustRegions.
+"""CPU seconds to the minimum of the plain completion cost within 1e-8.
 
-    FISHERFOLD_DATA=... python benchmarks/completion_pymanopt.py
+pymanopt gets *our* kernels for cost, gradient and Hessian, so that only the methods differ; it
+works on NumPy arrays, which share memory with the tensors. Same start (the zero-filled SVD), one
+thread, CPU time until the loss lies within 1e-8 of the best that anyone reached, relative.
+Jester-1, and a synthetic table of 4000 × 3000 at 2 % with noise.
 
-pymanopt gets *our* kernels for cost, gradient and Hessian, so that only the methods differ; it works on NumPy arrays,
-which share memory with the tensors. Same start (the zero-filled SVD), one thread, CPU time until the loss lies within
-1e-8 of the best that anyone reached, relative. Jester-1, and a synthetic table of 4000 × 3000 at 2 % with noise.
+Against: pymanopt's ConjugateGradient and TrustRegions on our kernels
+Takes: four minutes
+Page: docs/benchmarks/completion.md
 """
 
 from __future__ import annotations
 
 import time
+from argparse import ArgumentParser, Namespace
 
 import numpy as np
 import pymanopt
@@ -23,19 +27,20 @@ from fisherfold import datasets, minimize
 from fisherfold.completion import CompletionProblem, Ratings
 from fisherfold.solvers import GradientNorm
 
-torch.set_num_threads(1)
+SMOKE = "--shape 60x40 --iterations 4"
 
 
-def cases() -> dict[str, CompletionProblem]:
+def cases(rows: int, columns: int) -> dict[str, CompletionProblem]:
     data = datasets.load_ratings("jester1")
     real = Ratings(data.rows, data.cols, data.values, data.shape)
     rng = np.random.default_rng(0)
-    seen = np.nonzero(rng.random((4000, 3000)) < 0.02)
-    left, right = rng.standard_normal((4000, 5)), rng.standard_normal((3000, 5))
+    seen = np.nonzero(rng.random((rows, columns)) < max(0.02, 12 / columns))
+    left = rng.standard_normal((rows, 5))
+    right = rng.standard_normal((columns, 5))
     values = (left[seen[0]] * right[seen[1]]).sum(1) + 0.3 * rng.standard_normal(len(seen[0]))
     return {
         "Jester-1, rank 3": CompletionProblem(real, 3),
-        "synthetic, rank 5": CompletionProblem(Ratings(*seen, values, (4000, 3000)), 5),
+        "synthetic, rank 5": CompletionProblem(Ratings(*seen, values, (rows, columns)), 5),
     }
 
 
@@ -43,7 +48,9 @@ class Recorder:
     """CPU seconds and loss at every evaluation of the cost."""
 
     def __init__(self, problem: CompletionProblem) -> None:
-        self.problem, self.began, self.curve = problem, time.process_time(), []
+        self.problem = problem
+        self.began = time.process_time()
+        self.curve = []
 
     def cost(self, u: np.ndarray) -> float:
         value = float(self.problem.loss(torch.from_numpy(u)))
@@ -88,7 +95,9 @@ def with_pymanopt(
 def with_ours(
     problem: CompletionProblem, start: torch.Tensor, stages: list[tuple[str, int]]
 ) -> list[tuple[float, float]]:
-    began, curve, x = time.process_time(), [], start
+    began = time.process_time()
+    curve = []
+    x = start
     for kind, most in stages:
         result = minimize(
             problem,
@@ -105,13 +114,19 @@ def with_ours(
     return curve
 
 
-def main() -> None:
+def options(parser: ArgumentParser) -> None:
+    parser.add_argument("--shape", default="4000x3000", help="of the synthetic table (4000x3000)")
+    parser.add_argument("--iterations", type=int, default=400, help="of every method (400)")
+
+
+def main(given: Namespace) -> None:
     table = Table(title="CPU seconds to the least loss within 1e-8, one thread, float64")
     for name in ("data", "method", "CPU s", "least loss - best"):
         table.add_column(name, justify="left" if name in {"data", "method"} else "right")
-    for name, problem in cases().items():
+    most = given.iterations
+    for name, problem in cases(*map(int, given.shape.split("x"))).items():
         start = problem.spectral_start()
-        limits = {"max_iterations": 400, "max_time": 60, "min_gradient_norm": 1e-7, "verbosity": 0}
+        limits = {"max_iterations": most, "max_time": 60, "min_gradient_norm": 1e-7, "verbosity": 0}
         runs = {
             "pymanopt ConjugateGradient": with_pymanopt(
                 problem, start, ConjugateGradient(**limits)
@@ -119,10 +134,10 @@ def main() -> None:
             "pymanopt TrustRegions (our Hessian)": with_pymanopt(
                 problem, start, TrustRegions(**limits)
             ),
-            "fisherfold rngd, row-block": with_ours(problem, start, [("row-block", 400)]),
-            "fisherfold rngd, exact": with_ours(problem, start, [("exact", 200)]),
+            "fisherfold rngd, row-block": with_ours(problem, start, [("row-block", most)]),
+            "fisherfold rngd, exact": with_ours(problem, start, [("exact", min(most, 200))]),
             "fisherfold rngd, row-block then observed": with_ours(
-                problem, start, [("row-block", 15), ("observed", 60)]
+                problem, start, [("row-block", 15), ("observed", min(most, 60))]
             ),
         }
         best = min(loss for curve in runs.values() for _, loss in curve)
@@ -135,7 +150,3 @@ def main() -> None:
             table.add_row(name, label, hit, f"{least - best:.1e}")
         table.add_section()
     Console(width=110).print(table)
-
-
-if __name__ == "__main__":
-    main()

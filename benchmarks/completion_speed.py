@@ -1,26 +1,30 @@
-"""Time and accuracy of completion over ranks and on thin tables, with peers in the same run on one thread.
+"""Time and accuracy of completion over ranks and on thin tables.
 
-    python benchmarks/completion_speed.py ranks [--ranks 10,20,40,64,100] [--tools fisherfold,cmfrec,cornac,myfm]
-    python benchmarks/completion_speed.py thin [--tables 2e6x200000x20000,5e6x300000x30000]
-    python benchmarks/completion_speed.py sums
+``ranks`` fits a random 90/10 split of MovieLens-1M; ``thin`` tables of many rows with few ratings
+each (popularity of columns as in ``scale.py``, four factors, noise); both print CPU seconds of
+``fit``, passes and the held-out RMSE. ``sums`` times the sums of second moments of one pass, in
+slices of columns and whole, and their cost on paper. Peers keep their defaults but for the rank:
+cmfrec λ = 10 and ten passes, cornac's MF 50 epochs, myFM 50 Gibbs sweeps (its authors take 100 and
+more), at ranks up to 20: even these take a minute or two.
 
-``ranks`` fits a random 90/10 split of MovieLens-1M; ``thin`` tables of many rows with few ratings each (popularity of
-columns as in ``scale.py``, four factors, noise); both print CPU seconds of ``fit``, passes and the held-out RMSE.
-``sums`` times the sums of second moments of one pass, in slices of columns and whole, and their cost on paper. Peers
-keep their defaults but for the rank: cmfrec λ = 10 and ten passes, cornac's MF 50 epochs, myFM 50 Gibbs sweeps (its
-authors take 100 and more), at ranks up to 20: even these take a minute or two.
+Against: cmfrec, cornac, myFM
+Takes: five minutes
+Page: docs/benchmarks/completion.md
 """
 
 from __future__ import annotations
 
-import argparse
 import math
-import os
 import time
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+from argparse import ArgumentParser, Namespace
 
 import numpy as np
+
+SMOKE = (
+    "ranks --ranks 2 --tools fisherfold",
+    "thin --tables 1e4x2000x200 --tools fisherfold",
+    "sums",
+)
 
 
 def movielens(seed: int):
@@ -45,11 +49,10 @@ def thin(count: int, rows: int, columns: int):
         np.searchsorted(share / share[-1], rng.random(drawn)).clip(max=columns - 1)
     ]
     pair = rng.permutation(np.unique(i * columns + j))[:count]
-    i, j = pair // columns, pair % columns
-    u, v = (
-        rng.standard_normal((rows, 4), dtype=np.float32),
-        rng.standard_normal((columns, 4), dtype=np.float32),
-    )
+    i = pair // columns
+    j = pair % columns
+    u = rng.standard_normal((rows, 4), dtype=np.float32)
+    v = rng.standard_normal((columns, 4), dtype=np.float32)
     x = 0.5 * np.einsum("ij,ij->i", u[i], v[j]) + 0.8 * rng.standard_normal(
         len(i), dtype=np.float32
     )
@@ -119,7 +122,8 @@ def fit_cornac(train, rank):
     )
 
     def predict(i, j):
-        a, b = u[np.minimum(i, len(u) - 1)], v[np.minimum(j, len(v) - 1)]
+        a = u[np.minimum(i, len(u) - 1)]
+        b = v[np.minimum(j, len(v) - 1)]
         biases = model.global_mean + model.u_biases[a] + model.i_biases[b]
         return biases + (model.u_factors[a] * model.i_factors[b]).sum(1)
 
@@ -176,7 +180,8 @@ def sums() -> None:
     (rows, columns, values), _ = movielens(0)
     ratings = Ratings(rows, columns, values.astype(np.float32))
     for rank in (10, 20, 40, 64, 100):
-        width, seconds = (rank + 1) * (rank + 2) // 2, {"whole": 0.0, "slices": 0.0}
+        width = (rank + 1) * (rank + 2) // 2
+        seconds = {"whole": 0.0, "slices": 0.0}
         for groups in (ratings.by_row, ratings.by_column):
             table = torch.rand(groups.n_others, width)
             summands = Summands(table)
@@ -197,23 +202,23 @@ def sums() -> None:
         )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def options(parser: ArgumentParser) -> None:
     parser.add_argument("what", choices=("ranks", "thin", "sums"))
     parser.add_argument("--ranks", default="10,20,40,64,100")
     parser.add_argument("--tools", default="fisherfold,cmfrec,cornac,myfm")
     parser.add_argument("--tables", default="2e6x200000x20000,5e6x300000x30000")
     parser.add_argument("--tols", default="3e-4", help="tolerances of fisherfold")
     parser.add_argument("--seeds", default="0")
-    args = parser.parse_args()
-    tools, tols = args.tools.split(","), [float(tol) for tol in args.tols.split(",")]
-    if args.what == "sums":
+
+
+def main(given: Namespace) -> None:
+    tools = given.tools.split(",")
+    tols = [float(tol) for tol in given.tols.split(",")]
+    if given.what == "sums":
         sums()
-    elif args.what == "ranks":
-        for rank in map(int, args.ranks.split(",")):
-            for seed in map(int, args.seeds.split(",")):
+    elif given.what == "ranks":
+        for rank in map(int, given.ranks.split(",")):
+            for seed in map(int, given.seeds.split(",")):
                 for tool in [tool for tool in tools if tool != "myfm" or rank <= 20]:
                     for tol in tols if tool == "fisherfold" else [None]:
                         given = {} if tol is None else {"tol": tol}
@@ -225,12 +230,8 @@ def main() -> None:
                             **given,
                         )
     else:
-        for table in args.tables.split(","):
+        for table in given.tables.split(","):
             parts = thin(*(int(float(size)) for size in table.split("x")))
             for tool in [tool for tool in tools if tool in ("fisherfold", "cmfrec")]:
                 for tol in tols if tool == "fisherfold" else [None]:
                     report(table, tool, parts, 10, **({} if tol is None else {"tol": tol}))
-
-
-if __name__ == "__main__":
-    main()

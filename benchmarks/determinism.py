@@ -1,15 +1,17 @@
-"""What a result depends on besides its seed: repetitions, the number of threads, the device.
+"""What a result depends on besides its seed: repetition, threads, device.
 
-    python benchmarks/determinism.py                  # one thread against itself and against two
-    python benchmarks/determinism.py --device cuda    # the same on a GPU, and against the CPU
+Every fit runs twice as it is (equal bits are promised on one machine with one number of threads),
+once with two threads, and on a GPU if there is one. Printed is the largest difference of the
+predictions relative to their spread.
 
-Every fit runs twice as it is (equal bits are promised on one machine with one number of threads), once with two
-threads, and on a GPU if there is one. Printed is the largest difference of the predictions relative to their spread.
+Against: the same fit again
+Takes: a minute
+Page: docs/reliability.md
 """
 
 from __future__ import annotations
 
-import argparse
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 
 import numpy as np
@@ -21,6 +23,8 @@ from fisherfold import Gaussian, NLLProblem, minimize
 from fisherfold.completion import LowRankImputer, MatrixCompletion
 from fisherfold.manifolds import Sphere
 from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
+
+SMOKE = "--only rngd"
 
 
 def ratings() -> tuple[np.ndarray, np.ndarray]:
@@ -37,7 +41,8 @@ def completion(device: str, **options: object) -> np.ndarray:
 
 def tasks() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rng = np.random.default_rng(1)
-    X, task = rng.normal(size=(20000, 30)), rng.integers(200, size=20000)
+    X = rng.normal(size=(20000, 30))
+    task = rng.integers(200, size=20000)
     y = (X * (rng.normal(size=(200, 4)) @ rng.normal(size=(4, 30)))[task]).sum(1)
     return X, y + rng.normal(size=20000), task
 
@@ -88,7 +93,8 @@ def mkfac(device: str) -> np.ndarray:
         nn.ReLU(),
         nn.Linear(128, 10),
     )
-    x, y = torch.randn(256, 3, 8, 8).to(device), torch.randint(10, (256,)).to(device)
+    x = torch.randn(256, 3, 8, 8).to(device)
+    y = torch.randint(10, (256,)).to(device)
     model.to(device)
     opt = fisherfold.MKFAC(
         model, lr=0.05, manifold_lr=0.1, damping=0.1, every=2, example_input=x[:8]
@@ -124,10 +130,13 @@ def difference(a: np.ndarray, b: np.ndarray) -> str:
     return f"{np.abs(a - b).max() / a.std():.1e}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu")
-    device = parser.parse_args().device
+def options(parser: ArgumentParser) -> None:
+    parser.add_argument("--device", default="cpu", help="cuda for a GPU (cpu)")
+    parser.add_argument("--only", default="", help="fits with this in their names")
+
+
+def main(given: Namespace) -> None:
+    device = given.device
     names = (
         ["again", "2 threads"]
         if device == "cpu"
@@ -135,19 +144,19 @@ def main() -> None:
     )
     print(f"{'':42s}" + "".join(f"{name:>14s}" for name in names))
     for name, (movable, fit) in FITS.items():
+        if given.only not in name:
+            continue
         if device != "cpu" and not movable:
             continue
         torch.set_num_threads(1)
-        one, again = fit("cpu"), fit("cpu")
+        one = fit("cpu")
+        again = fit("cpu")
         found = [difference(one, again)]
         if device == "cpu":
             torch.set_num_threads(2)
             found.append(difference(one, fit("cpu")))
         else:
-            here, there = fit(device), fit(device)
+            here = fit(device)
+            there = fit(device)
             found += [difference(here, there), difference(one, here)]
         print(f"{name:42s}" + "".join(f"{text:>14s}" for text in found), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,17 +1,19 @@
-"""Factor analysis and probabilistic principal components by Fisher scoring, and by scikit-learn's EM and closed form.
+"""Factor analysis and probabilistic PCA by Fisher scoring.
 
-    python benchmarks/factor_analysis.py
+Both see the same data; the log-likelihood per observation is computed from the two covariance
+matrices by one function. scikit-learn stops where its likelihood changes by less than tol=1e-9
+between two iterations. CPU time includes passing over the data once; medians over data sets.
 
-Both see the same data; the log-likelihood per observation is computed from the two covariance matrices by one function.
-scikit-learn stops where its likelihood changes by less than tol=1e-9 between two iterations. CPU time includes passing
-over the data once; medians over data sets.
+Against: scikit-learn's EM and closed form
+Takes: half a minute
+Page: docs/benchmarks/core.md
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 import warnings
+from argparse import ArgumentParser, Namespace
 from statistics import median
 
 import numpy as np
@@ -25,7 +27,7 @@ from fisherfold.manifolds import Euclidean, Product, Stiefel
 from fisherfold.problems import GaussianModel
 from fisherfold.solvers import GradientNorm
 
-torch.set_num_threads(1)
+SMOKE = "--seeds 1 --n 300 --d 8 --q 2"
 
 
 def data(n: int, d: int, q: int, seed: int) -> torch.Tensor:
@@ -81,15 +83,16 @@ def component_model(y: torch.Tensor, q: int) -> tuple[GaussianModel, dict[str, t
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def options(parser: ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--n", type=int, default=10_000)
     parser.add_argument("--d", type=int, default=50)
     parser.add_argument("--q", type=int, default=5)
-    parsed = parser.parse_args()
+
+
+def main(given: Namespace) -> None:
     table = Table(
-        title=f"n = {parsed.n}, d = {parsed.d}, q = {parsed.q}, medians of {parsed.seeds} data sets"
+        title=f"n = {given.n}, d = {given.d}, q = {given.q}, medians of {given.seeds} data sets"
     )
     for name in (
         "model",
@@ -101,14 +104,14 @@ def main() -> None:
     ):
         table.add_column(name, justify="left" if name in ("model", "by") else "right")
     rows: dict[tuple[str, str], list[tuple[float, ...]]] = {}
-    for seed in range(parsed.seeds):
-        y = data(parsed.n, parsed.d, parsed.q, seed)
+    for seed in range(given.seeds):
+        y = data(given.n, given.d, given.q, seed)
         for model, make in (
             ("factor analysis", factor_model),
             ("probabilistic PCA", component_model),
         ):
             began = time.process_time()
-            problem, start = make(y, parsed.q)
+            problem, start = make(y, given.q)
             result = minimize(problem, start, stop=GradientNorm(1e-6), max_iter=200)
             spent = time.process_time() - began
             ours = log_likelihood(problem.moments(result.x)[1], y)
@@ -120,12 +123,14 @@ def main() -> None:
                 warnings.simplefilter("ignore")
                 if model == "factor analysis":
                     fit = FactorAnalysis(
-                        parsed.q, tol=1e-9, max_iter=20_000, svd_method="lapack"
+                        given.q, tol=1e-9, max_iter=20_000, svd_method="lapack"
                     ).fit(y.numpy())
-                    steps, covariance = fit.n_iter_, fit.get_covariance()
+                    steps = fit.n_iter_
+                    covariance = fit.get_covariance()
                 else:
-                    fit = PCA(parsed.q).fit(y.numpy())
-                    steps, covariance = 1, fit.get_covariance() * (len(y) - 1) / len(y)
+                    fit = PCA(given.q).fit(y.numpy())
+                    steps = 1
+                    covariance = fit.get_covariance() * (len(y) - 1) / len(y)
             spent = time.process_time() - began
             theirs = log_likelihood(torch.from_numpy(covariance), y)
             rows.setdefault((model, "scikit-learn"), []).append((steps, spent, theirs))
@@ -138,7 +143,3 @@ def main() -> None:
             model, by, f"{steps:.0f}", f"{1e3 * spent:.0f}", f"{value:.8f}", f"{lost:.1e}"
         )
     Console(width=120).print(table)
-
-
-if __name__ == "__main__":
-    main()

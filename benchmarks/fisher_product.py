@@ -1,14 +1,19 @@
-"""The cost of one exact-RFIM product over one gradient, and the memory of a CG solve that forms no matrix.
+"""One exact-RFIM product over one gradient, and the memory of a CG solve.
 
-    python benchmarks/fisher_product.py
+Peak memory is that of tensors, from the allocator's own profile; the dense matrix that is never
+formed is shown beside.
 
-Peak memory is that of tensors, from the allocator's own profile; the dense matrix that is never formed is shown beside.
+Against: one gradient, and the dense matrix
+Takes: a minute
+Page: docs/benchmarks/core.md
 """
 
 from __future__ import annotations
 
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from rich.console import Console
@@ -16,12 +21,12 @@ from rich.table import Table
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks._common import least_seconds
 from fisherfold import Categorical, Gaussian, NLLProblem
-from fisherfold.fisher import FisherOperator
 from fisherfold.manifolds import Grassmann, Oblique, Stiefel
 from fisherfold.manifolds.base import Point, flatten
 
-torch.set_num_threads(1)
+SMOKE = "--only network --rounds 1"
 
 
 def subspace() -> tuple[str, NLLProblem, Point]:
@@ -53,22 +58,14 @@ def network() -> tuple[str, NLLProblem, Point]:
     module = nn.Sequential(
         nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 10)
     ).double()
-    x, y = torch.randn(4000, 64, dtype=torch.float64), torch.randint(10, (4000,))
+    x = torch.randn(4000, 64, dtype=torch.float64)
+    y = torch.randint(10, (4000,))
     oblique = Oblique(256, 64)
     problem, start = NLLProblem.from_module(
         module, Categorical(), x, y, manifolds={"0.weight": oblique}
     )
     start["0.weight"] = oblique.random_point()
     return "network, first layer on Oblique(256, 64), N = 4000", problem, start
-
-
-def best(function: Callable[[], object], rounds: int = 7) -> float:
-    times = []
-    for _ in range(rounds):
-        began = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - began)
-    return min(times)
 
 
 def peak_bytes(function: Callable[[], object]) -> int:
@@ -83,12 +80,15 @@ def peak_bytes(function: Callable[[], object]) -> int:
     return peak
 
 
-def products(operator: FisherOperator, v: Point, count: int) -> None:
-    for _ in range(count):
-        operator.matvec(v)
+MAKERS = {"subspace": subspace, "frames": frames, "network": network}
 
 
-def main() -> None:
+def options(parser: ArgumentParser) -> None:
+    parser.add_argument("--only", choices=MAKERS, help="one of the problems")
+    parser.add_argument("--rounds", type=int, default=7, help="of which the best counts (7)")
+
+
+def main(given: Namespace) -> None:
     table = Table(
         title="Exact RFIM: one product over one gradient (goal ≤ 3.5), and CG without a matrix"
     )
@@ -102,12 +102,13 @@ def main() -> None:
         "dense would be MiB",
     ):
         table.add_column(name, justify="left" if name == "problem" else "right")
-    for make in (subspace, frames, network):
+    makers = [MAKERS[given.only]] if given.only else MAKERS.values()
+    for make in makers:
         title, problem, x = make()
         v = problem.manifold.random_tangent(x, generator=torch.Generator().manual_seed(1))
-        gradient = best(lambda problem=problem, x=x: problem.gradient(x))
+        gradient = least_seconds(partial(problem.gradient, x), given.rounds, time.perf_counter)
         operator = problem.fisher(x)
-        product = best(lambda operator=operator, v=v: operator.matvec(v))
+        product = least_seconds(partial(operator.matvec, v), given.rounds, time.perf_counter)
         g = problem.gradient(x)
         peak = peak_bytes(lambda: problem.fisher(x).solution(g, 1e-3, method="cg", max_iter=20))  # noqa: B023
         size = flatten(x).numel()
@@ -121,7 +122,3 @@ def main() -> None:
             f"{8 * size**2 / 2**20:.0f}",
         )
     Console(width=130).print(table)
-
-
-if __name__ == "__main__":
-    main()

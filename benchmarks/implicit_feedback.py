@@ -1,34 +1,38 @@
-"""Recommendation from implicit feedback: ImplicitCompletion against implicit's ALS and BPR, equally tuned.
+"""Recommendation from implicit feedback, every method equally tuned.
 
-    FISHERFOLD_DATA=... python benchmarks/implicit_feedback.py [--quick]
+MovieLens-100K and MovieLens latest-small: that a user rated a movie is an observed pair, its stars
+are not used. The last fifth of the movies of each user by time is the test part; of the rest, the
+last fifth is the validation part. Every method gets the same number of settings, drawn at random
+from its ranges; the one with the largest nDCG@10 on the validation part is fitted to the rest and
+the validation part together, with three seeds. One thread; CPU seconds are those of this last fit.
+Movies that the user had in the fit are left out of the lists.
 
-MovieLens-100K and MovieLens latest-small: that a user rated a movie is an observed pair, its stars are not used. The
-last fifth of the movies of each user by time is the test part; of the rest, the last fifth is the validation part.
-Every method gets the same number of settings, drawn at random from its ranges; the one with the largest nDCG@10 on the
-validation part is fitted to the rest and the validation part together, with three seeds. One thread; CPU seconds are
-those of this last fit. Movies that the user had in the fit are left out of the lists.
+Against: implicit's ALS and BPR, popularity
+Takes: half an hour
+Page: docs/benchmarks/implicit.md
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
-import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks._common import names
 from fisherfold import ImplicitCompletion, datasets
+
+SMOKE = "--settings 1 --seeds 1"
 
 Pairs = tuple[np.ndarray, np.ndarray]
 Scores = np.ndarray
-SEEDS = (0, 1, 2)
 
 
 def load(name: str) -> tuple[Pairs, np.ndarray]:
@@ -62,7 +66,8 @@ def metrics(scores: Scores, train: Pairs, test: Pairs) -> tuple[float, float]:
     top = np.take_along_axis(
         top, np.argsort(-np.take_along_axis(scores, top, 1), axis=1, kind="stable"), 1
     )
-    hits, counts = np.take_along_axis(wanted, top, 1), wanted.sum(1)
+    hits = np.take_along_axis(wanted, top, 1)
+    counts = wanted.sum(1)
     discount = 1 / np.log2(np.arange(2, 12))
     some = counts > 0
     ideal = np.cumsum(discount)[np.minimum(counts[some], 10) - 1]
@@ -74,7 +79,8 @@ def metrics(scores: Scores, train: Pairs, test: Pairs) -> tuple[float, float]:
 def ours(train: Pairs, shape: tuple[int, int], seed: int, **options: Any) -> Scores:
     model = ImplicitCompletion(random_state=seed, n_jobs=1, **options).fit(np.stack(train, axis=1))
     scores = np.full(shape, -1e9)
-    rows, columns = model.row_ids_.astype(int), model.column_ids_.astype(int)
+    rows = model.row_ids_.astype(int)
+    columns = model.column_ids_.astype(int)
     found = (
         model.row_factors_ @ model.column_factors_.T
         + model.row_offsets_[:, None]
@@ -130,7 +136,8 @@ def settings(name: str, rng: np.random.Generator, count: int) -> list[dict[str, 
             )
         else:
             iterations = int(rng.choice([50, 100, 200]))
-            rate, ridge = spread(rng, 0.01, 0.2), spread(rng, 1e-4, 0.1)
+            rate = spread(rng, 0.01, 0.2)
+            ridge = spread(rng, 1e-4, 0.1)
             found.append(
                 {
                     "factors": rank,
@@ -153,15 +160,15 @@ def shown(options: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value:.3g}" for name, value in options.items()) or "defaults"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument(
-        "--quick", action="store_true", help="three settings each, MovieLens-100K only"
-    )
-    quick = parser.parse_args().quick
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    torch.set_num_threads(1)
-    for name in ("movielens100k",) if quick else ("movielens100k", "movielens_small"):
+def options(parser: ArgumentParser) -> None:
+    every = ["movielens100k", "movielens_small"]
+    parser.add_argument("--data", type=names, default=every, help=",".join(every))
+    parser.add_argument("--settings", type=int, default=24, help="tried of each method (24)")
+    parser.add_argument("--seeds", type=int, default=3, help="of the last fit (3)")
+
+
+def main(given: Namespace) -> None:
+    for name in given.data:
         pairs, times = load(name)
         shape = int(pairs[0].max()) + 1, int(pairs[1].max()) + 1
         held = last_fifth(pairs, times)
@@ -175,31 +182,30 @@ def main() -> None:
             "recall@20",
             "CPU s",
             "CPU s of the search",
-            title=f"{name}, last fifth of every user by time; mean ± standard deviation of three seeds",
+            title=f"{name}, last fifth of every user by time; mean ± standard deviation of seeds",
         )
         rows: list[tuple[str, Callable[..., Scores], dict[str, Any], float]] = [
             ("popularity", popularity, {}, 0.0)
         ]
         rows.append(("ImplicitCompletion", ours, {}, 0.0))
         for method, fit in METHODS.items():
-            began, best = time.process_time(), (-1.0, {})
-            for options in settings(method, np.random.default_rng(0), 3 if quick else 24):
+            began = time.process_time()
+            best = (-1.0, {})
+            for options in settings(method, np.random.default_rng(0), given.settings):
                 value = metrics(fit(rest, shape, 0, **options), rest, validation)[0]
                 best = max(best, (value, options), key=lambda pair: pair[0])
             rows.append((method, fit, best[1], time.process_time() - began))
         for method, fit, options, search in rows:
-            found, seconds = [], []
-            for seed in SEEDS:
+            found = []
+            seconds = []
+            for seed in range(given.seeds):
                 began = time.process_time()
                 scores = fit(train, shape, seed, **options)
                 seconds.append(time.process_time() - began)
                 found.append(metrics(scores, train, test))
-            mean, deviation = np.mean(found, axis=0), np.std(found, axis=0)
+            mean = np.mean(found, axis=0)
+            deviation = np.std(found, axis=0)
             values = [f"{a:.4f} ± {b:.4f}" for a, b in zip(mean, deviation, strict=True)]
             spent = f"{np.mean(seconds):.2f}", f"{search:.0f}" if search else "-"
             table.add_row(method, shown(options), *values, *spent)
         Console(width=160).print(table)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,16 +1,19 @@
-"""What one step on the Grassmann manifold costs, against one QR decomposition of the same size and against peers.
+"""What one step on the Grassmann manifold costs over one QR decomposition.
 
-    python benchmarks/manifolds.py
+Every row is the least time over interleaved rounds (each round runs all rows, small ones several
+times, so that a slow moment of the machine hits all alike); the ratio is to ``torch.linalg.qr`` of
+the same matrix in the same process. The frame error is the largest entry of |xᵀx - I| of the
+result, in float64.
 
-Every row is the least time over interleaved rounds (each round runs all rows, small ones several times, so that a slow
-moment of the machine hits all alike); the ratio is to ``torch.linalg.qr`` of the same matrix in the same process. The
-frame error is the largest entry of |xᵀx - I| of the result, in float64.
+Against: `torch.linalg.qr`, geoopt, pymanopt
+Takes: two minutes
+Page: docs/benchmarks/core.md
 """
 
-import argparse
 import importlib
 import time
 import warnings
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,6 +23,8 @@ from rich.table import Table
 
 from fisherfold.manifolds import Grassmann
 from fisherfold.manifolds.frames import orthonormality_error
+
+SMOKE = "--rounds 1 --rows 300"
 
 # Above this height n×n matrices (geoopt's default Stiefel manifold) no longer fit.
 MAX_SQUARE = 5000
@@ -62,7 +67,8 @@ def rows(n: int, p: int, dtype: torch.dtype) -> list[Row]:
     out.append(Row("fisherfold project", lambda: grassmann.project(x, a), False))
     geoopt = peer("geoopt")
     if geoopt:
-        euclidean, canonical = geoopt.Stiefel(canonical=False), geoopt.Stiefel()
+        euclidean = geoopt.Stiefel(canonical=False)
+        canonical = geoopt.Stiefel()
         out.append(Row("geoopt Stiefel(canonical=False) retr", lambda: euclidean.retr(x, v), True))
         out.append(
             Row("geoopt Stiefel(canonical=False) proju", lambda: euclidean.proju(x, a), False)
@@ -73,7 +79,9 @@ def rows(n: int, p: int, dtype: torch.dtype) -> list[Row]:
     manifolds = peer("pymanopt.manifolds")
     if manifolds:
         theirs = manifolds.Grassmann(n, p)
-        nx, nv, na = x.numpy(), v.numpy(), a.numpy()
+        nx = x.numpy()
+        nv = v.numpy()
+        na = a.numpy()
         out.append(Row("pymanopt Grassmann retraction", lambda: theirs.retraction(nx, nv), True))
         out.append(Row("pymanopt Grassmann projection", lambda: theirs.projection(nx, na), False))
     return out
@@ -107,20 +115,14 @@ def show(console: Console, n: int, p: int, dtype: torch.dtype, rounds: int) -> N
     console.print(printed)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def options(parser: ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=2)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    parser.add_argument("--threads", type=int, default=2, help="of torch (2)")
+    parser.add_argument("--rows", type=int, default=10**6, help="of the large matrix (10^6)")
+
+
+def main(given: Namespace) -> None:
+    torch.set_num_threads(given.threads)
     console = Console(width=100)
-    show(console, 1_000_000, 10, torch.float32, options.rounds)
-    show(console, 3952, 10, torch.float32, options.rounds)
-    show(console, 3952, 10, torch.float64, options.rounds)
-    console.print(
-        f"python benchmarks/manifolds.py --rounds {options.rounds} --threads {options.threads}"
-    )
-
-
-if __name__ == "__main__":
-    main()
+    for n, dtype in ((given.rows, torch.float32), (3952, torch.float32), (3952, torch.float64)):
+        show(console, n, 10, dtype, given.rounds)

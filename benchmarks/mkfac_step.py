@@ -1,20 +1,23 @@
-"""The price of a training step on a CPU: our directions, MKFAC and peers over SGD, in one process.
+"""The price of a training step on a CPU: our directions and MKFAC over SGD.
 
-    PYTHONPATH=src OMP_NUM_THREADS=1 python benchmarks/mkfac_step.py
+A convolutional network with batch norm (32 to 128 channels, 32×32 images, batch 32); factors are
+collected every ten steps. Methods take turns in rounds of ten steps; the ratio to SGD is taken
+within each round, and its median and range are printed. Peers: plain K-FAC hooks (all patches, full
+eigendecompositions, as in kfac-pytorch and KFAC-Pytorch), SINGD and curvlinops (a fresh operator
+every ten steps, exact damping), each where it is installed.
 
-A convolutional network with batch norm (32 to 128 channels, 32×32 images, batch 32); factors are collected
-every ten steps. Methods take turns in rounds of ten steps; the ratio to SGD is taken within each round, and its median
-and range are printed. Peers: plain K-FAC hooks (all patches, full eigendecompositions, as in kfac-pytorch and
-KFAC-Pytorch), SINGD and curvlinops (a fresh operator every ten steps, exact damping), each where it is installed.
+Against: SGD, AdamW, plain K-FAC hooks, SINGD, curvlinops
+Takes: three minutes
+Page: docs/benchmarks/networks.md
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import statistics
 import time
 import warnings
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +26,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fisherfold.optim import MKFAC, SphereOptimizer
+
+SMOKE = "--rounds 1 --batch 2 --damping 0.1"
 
 INTERVAL = 10
 GOALS = {"SphereOptimizer, natural": 1.20, "MKFAC": 1.20}
@@ -73,7 +78,10 @@ def first_order(
 
 
 def plain_hooks(model: nn.Module, damping: float) -> Callable[[int, Tensor, Tensor], None]:
-    """K-FAC as it is usually written: module hooks, every patch, two full eigendecompositions per layer."""
+    """K-FAC as it is usually written.
+
+    Module hooks, every patch, two full eigendecompositions per layer.
+    """
     optimizer = torch.optim.SGD(model.parameters(), lr=0.003, momentum=0.9)
     layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
     factors: dict[nn.Module, list[Tensor]] = {m: [torch.zeros(()), torch.zeros(())] for m in layers}
@@ -201,21 +209,22 @@ def methods(damping: float, x: Tensor) -> dict[str, Callable[[int, Tensor, Tenso
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def options(parser: ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--damping", type=float, default=0.01)
-    arguments = parser.parse_args()
+
+
+def main(given: Namespace) -> None:
     warnings.simplefilter("ignore", DeprecationWarning)
-    data = batches(INTERVAL, arguments.batch)
-    found = methods(arguments.damping, data[0][0])
+    data = batches(INTERVAL, given.batch)
+    found = methods(given.damping, data[0][0])
     ratios: dict[str, list[float]] = {name: [] for name in found}
     seconds: dict[str, list[float]] = {name: [] for name in found}
     for step in found.values():  # one uncounted round each
         for index, (x, y) in enumerate(data * 2):
             step(index, x, y)
-    for number in range(arguments.rounds):
+    for number in range(given.rounds):
         for name, step in found.items():
             start = time.process_time()
             for index, (x, y) in enumerate(data):
@@ -226,7 +235,7 @@ def main() -> None:
         f"torch {torch.__version__}, {torch.get_num_threads()} thread(s), {time.strftime('%Y-%m-%d')}"
     )
     print(
-        f"batch {arguments.batch}, λ {arguments.damping:g}, {arguments.rounds} rounds of {INTERVAL} steps, CPU time"
+        f"batch {given.batch}, λ {given.damping:g}, {given.rounds} rounds of {INTERVAL} steps, CPU time"
     )
     print(f"{'method':26} ms/step  over SGD (range)")
     for name in found:
@@ -238,7 +247,3 @@ def main() -> None:
         )
         spread = f"{statistics.median(ratios[name]):.3f} ({min(ratios[name]):.3f}-{max(ratios[name]):.3f})"
         print(f"{name:26} {1e3 * statistics.median(seconds[name]):7.1f}  {spread}{verdict}")
-
-
-if __name__ == "__main__":
-    main()

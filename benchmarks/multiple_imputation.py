@@ -1,18 +1,19 @@
-"""Do pooled 95 % intervals of a regression coefficient cover? LowRankImputer, IterativeImputer and complete cases.
+"""Whether pooled 95 % intervals of a regression coefficient cover.
 
-python benchmarks/multiple_imputation.py --tables 200 --processes 2
+Tables of n rows with d correlated features and a target; a share of all entries is missing
+completely at random. The coefficient of the first feature (truth 1) is estimated by least squares
+in m imputed tables, and the estimates are pooled by Rubin's rules.
 
-Tables of n rows with d correlated features and a target; a share of all entries is missing completely at random. The
-coefficient of the first feature (truth 1) is estimated by least squares in m imputed tables, and the estimates are
-pooled by Rubin's rules.
+Against: scikit-learn's IterativeImputer, complete cases
+Takes: ten minutes
+Page: docs/guides/imputation.md
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import time
 import warnings
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -21,13 +22,13 @@ from typing import Any
 
 import numpy as np
 
-for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[name] = "1"
+SMOKE = "--tables 2 --rows 80 --draws 2 --processes 1"
 
 
 def fitted(table: np.ndarray) -> tuple[float, float]:
     """The coefficient of the first column in a regression of the last one, and its squared standard error."""
-    A, y = np.column_stack([np.ones(len(table)), table[:, :-1]]), table[:, -1]
+    A = np.column_stack([np.ones(len(table)), table[:, :-1]])
+    y = table[:, -1]
     coef, *_ = np.linalg.lstsq(A, y, rcond=None)
     residual = float(((y - A @ coef) ** 2).sum())
     return float(coef[1]), residual / (len(A) - A.shape[1]) * float(np.linalg.inv(A.T @ A)[1, 1])
@@ -81,9 +82,7 @@ METHODS: dict[str, Callable[[np.ndarray, int, int], tuple[float, float, float]]]
 }
 
 
-def of_table(
-    a: argparse.Namespace, covariance: np.ndarray, slopes: np.ndarray, seed: int
-) -> dict[str, Any]:
+def of_table(a: Namespace, covariance: np.ndarray, slopes: np.ndarray, seed: int) -> dict[str, Any]:
     """Estimate, whether the interval covers, its width and the seconds of each method on one table."""
     rng = np.random.default_rng(seed)
     X = rng.multivariate_normal(np.zeros(a.features), covariance, size=a.rows)
@@ -97,36 +96,28 @@ def of_table(
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    for name, default in (
-        ("tables", 100),
-        ("rows", 300),
-        ("features", 5),
-        ("draws", 10),
-        ("processes", 2),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--missing", type=float, default=0.2)
-    a = parser.parse_args()
-    covariance = 0.5 * np.ones((a.features, a.features)) + 0.5 * np.eye(a.features)
-    slopes = np.zeros(a.features)
+def options(parser: ArgumentParser) -> None:
+    parser.add_argument("--tables", type=int, default=100, help="that are drawn (100)")
+    parser.add_argument("--rows", type=int, default=300, help="of a table (300)")
+    parser.add_argument("--features", type=int, default=5, help="of a table (5)")
+    parser.add_argument("--draws", type=int, default=10, help="imputations of a table (10)")
+    parser.add_argument("--processes", type=int, default=2, help="at a time (2)")
+    parser.add_argument("--missing", type=float, default=0.2, help="share of the entries (0.2)")
+
+
+def main(given: Namespace) -> None:
+    covariance = 0.5 * np.ones((given.features, given.features)) + 0.5 * np.eye(given.features)
+    slopes = np.zeros(given.features)
     slopes[:2] = 1.0, 0.5
-    with ProcessPoolExecutor(a.processes, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(given.processes, mp_context=get_context("spawn")) as pool:
         tables = list(
-            pool.map(partial(of_table, a, covariance, slopes), range(a.tables), chunksize=5)
+            pool.map(partial(of_table, given, covariance, slopes), range(given.tables), chunksize=5)
         )
     found = {name: [table[name] for table in tables] for name in METHODS}
-    print(
-        f"{a.tables} tables of {a.rows} x {a.features + 1}, {a.missing:.0%} missing, {a.draws} draws"
-    )
-    print(
-        "| | mean estimate (truth 1) | covered by 95 % intervals | width | CPU s a table |\n|---|---|---|---|---|"
-    )
+    size = f"{given.tables} tables of {given.rows} x {given.features + 1}"
+    print(f"{size}, {given.missing:.0%} missing, {given.draws} draws")
+    print("| | mean estimate (truth 1) | covered by 95 % intervals | width | CPU s a table |")
+    print("|---|---|---|---|---|")
     for name, rows in found.items():
         estimate, covered, width, seconds = np.array(rows, dtype=float).mean(axis=0)
         print(f"| {name} | {estimate:.3f} | {covered:.3f} | {width:.3f} | {seconds:.2f} |")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,22 +1,23 @@
-"""Accuracy against CPU seconds: optimizers on small networks, each with the same number of trials.
+"""Accuracy against CPU seconds of optimizers on small networks.
 
-    FISHERFOLD_DATA=data OMP_NUM_THREADS=1 python benchmarks/networks.py --picture docs/img/networks.png
-    FISHERFOLD_DATA=data OMP_NUM_THREADS=1 python benchmarks/networks.py --network vit --epochs 8
+CIFAR-10 shrunk to 16x16: 5,000 training images, flipped and shifted, 2,000 images of the training
+file for validation, which choose one of four rates per optimizer (three for ``vit``), and 5,000
+test images, used once with three seeds. Batch 64, cosine schedule to zero over all steps. ``cnn``
+is a residual network whose convolutions are all followed by batch norms; ``vit`` a transformer of
+four blocks on patches of four by four. The picture has the accuracy at the end of every epoch. With
+``--resume`` every finished run is a line of a file, and is not run again.
 
-CIFAR-10 shrunk to 16x16: 5,000 training images, flipped and shifted, 2,000 images of the training file for validation,
-which choose one of four rates per optimizer (three for ``vit``), and 5,000 test images, used once with three seeds.
-Batch 64, cosine schedule to zero over all steps. ``cnn`` is a residual network whose convolutions are all followed by
-batch norms; ``vit`` a transformer of four blocks on patches of four by four. The picture has the accuracy at the end of
-every epoch. With ``--resume`` every finished run is a line of a file, and is not run again.
+Against: SGD, AdamW, SOAP, Muon, K-FAC
+Takes: an hour
+Page: docs/benchmarks/networks.md
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
-import sys
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,28 +27,34 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.cifar.data import load_images
+from benchmarks.cifar.models import Block, Mean, conv
+from benchmarks.cifar.optimizers import FlatMuon, Several, Soap
 from fisherfold.optim import KFAC, MKFAC, SphereOptimizer
 
-sys.path.insert(0, str(Path(__file__).parent / "cifar"))
-from data import load_images
-from models import Block, Mean, conv
-from optimizers import FlatMuon, Several, Soap
+SMOKE = (
+    "--epochs 1 --seeds 2 --images 64 --picture {folder}/networks.png --resume {folder}/runs.jsonl",
+    "--epochs 1 --seeds 1 --images 64 --network vit",
+)
 
 BATCH = 64
 Maker = Callable[[nn.Module, float, Tensor], Any]
 
 
-def images() -> dict[str, tuple[Tensor, Tensor]]:
+def images(most: int) -> dict[str, tuple[Tensor, Tensor]]:
     data = load_images("cifar10")
 
     def take(pixels: Any, labels: Any, part: slice) -> tuple[Tensor, Tensor]:
         x = torch.from_numpy(np.ascontiguousarray(pixels[part])).float().permute(0, 3, 1, 2) / 255
         return (F.avg_pool2d(x, 2) - 0.47) / 0.22, torch.from_numpy(labels[part].astype(np.int64))
 
+    validation = 4 * len(data.train_labels) // 5
     return {
-        "train": take(data.train_images, data.train_labels, slice(0, 5000)),
-        "validation": take(data.train_images, data.train_labels, slice(40_000, 42_000)),
-        "test": take(data.test_images, data.test_labels, slice(0, 5000)),
+        "train": take(data.train_images, data.train_labels, slice(0, most)),
+        "validation": take(
+            data.train_images, data.train_labels, slice(validation, validation + 2 * most // 5)
+        ),
+        "test": take(data.test_images, data.test_labels, slice(0, most)),
     }
 
 
@@ -152,9 +159,13 @@ def train(
     torch.manual_seed(seed)
     model = NETWORKS[network]()
     optimizer = make(model, lr, x[:32])
-    own, steps = [group["lr"] for group in optimizer.param_groups], epochs * (len(x) // BATCH)
-    generator, done, seconds = torch.Generator().manual_seed(seed), 0, 0.0
-    found, times = [], []
+    own = [group["lr"] for group in optimizer.param_groups]
+    steps = epochs * (len(x) // BATCH)
+    generator = torch.Generator().manual_seed(seed)
+    done = 0
+    seconds = 0.0
+    found = []
+    times = []
     for _ in range(epochs):
         began = time.process_time()
         model.train()
@@ -199,7 +210,10 @@ class Runs:
     """Runs by their settings, kept as lines of a file if there is one."""
 
     def __init__(self, network: str, epochs: int, data: Any, path: Path | None) -> None:
-        self.network, self.epochs, self.data, self.path = network, epochs, data, path
+        self.network = network
+        self.epochs = epochs
+        self.data = data
+        self.path = path
         lines = path.read_text().splitlines() if path and path.exists() else []
         self.done = {json.dumps(key): tuple(found) for key, found in map(json.loads, lines)}
 
@@ -216,19 +230,19 @@ class Runs:
         return self.done[json.dumps(key)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def options(parser: ArgumentParser) -> None:
     parser.add_argument("--network", choices=NETWORKS, default="cnn")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", help="methods, separated by commas")
     parser.add_argument("--resume", type=Path, help="a file with the runs that are done")
+    parser.add_argument("--images", type=int, default=5000, help="for training (5000)")
     parser.add_argument("--picture", type=Path)
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    run, curves = Runs(given.network, given.epochs, images(), given.resume), {}
+
+
+def main(given: Namespace) -> None:
+    run = Runs(given.network, given.epochs, images(given.images), given.resume)
+    curves = {}
     print(
         f"torch {torch.__version__}, {given.network}, {given.epochs} epochs, {given.seeds} seeds",
         flush=True,
@@ -244,8 +258,8 @@ def main() -> None:
         accuracies = [statistics.mean(v) for v in zip(*(f for f, _ in runs), strict=True)]
         seconds = [statistics.mean(v) for v in zip(*(t for _, t in runs), strict=True)]
         tried = ", ".join(f"{lr:g}: {value:.1f}" for lr, value in trials.items())
-        line = f"{name:16} {accuracies[-1]:5.1f} ± {spread:.1f} % in {seconds[-1]:5.1f} s   (validation {tried})"
-        print(line, flush=True)
+        line = f"{name:16} {accuracies[-1]:5.1f} ± {spread:.1f} % in {seconds[-1]:5.1f} s"
+        print(f"{line}   (validation {tried})", flush=True)
         curves[name] = list(zip(seconds, accuracies, strict=True))
         if given.picture:
             draw(curves, given.picture)
@@ -273,7 +287,3 @@ def draw(curves: dict[str, Any], path: Path) -> None:
     panel.grid(alpha=0.3)
     panel.legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=110)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,39 +1,52 @@
-"""What the probe for scale-invariant weights costs and finds, beside the guess from the structure.
+"""What the probe of scale invariance costs on published architectures.
 
-    OMP_NUM_THREADS=1 python benchmarks/probe.py [--networks resnet18,...]
+Networks of torchvision (or timm) with random weights and one seed, two images of 224 by 224; CPU
+seconds of one thread. Printed are the forward passes of the probe, its seconds, those of the guess,
+and the weights on spheres by each.
 
-Networks of torchvision (or timm) with random weights and one seed, two images of 224 by 224; CPU seconds of one thread.
-Printed are the forward passes of the probe, its seconds, those of the guess, and the weights on spheres by each.
+Against: the guess from the structure
+Takes: ten minutes
+Page: docs/benchmarks/networks.md
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import torch
 
+from benchmarks._common import names, peer
+from benchmarks.cifar import models as cifar
 from fisherfold.optim.invariance import find_scale_invariant, guess_from_structure
 
+SMOKE = "--networks wrn10_1"
+
 NETWORKS = (
-    "resnet18,resnet50,densenet121,regnet_y_400mf,efficientnet_b0,mobilenet_v3_small,nf_resnet26"
+    "resnet18",
+    "resnet50",
+    "densenet121",
+    "regnet_y_400mf",
+    "efficientnet_b0",
+    "mobilenet_v3_small",
+    "nf_resnet26",
 )
 
 
 def build(name: str) -> torch.nn.Module:
-    library = torch.library.Library(
-        "torchvision", "FRAGMENT"
-    )  # its own may not fit this build of torch
+    if name.startswith("wrn"):
+        return cifar.build(name, 10)
+    # torchvision's own library may not fit this build of torch
+    library = torch.library.Library("torchvision", "FRAGMENT")
     for operator in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, operator):
             library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    models = importlib.import_module("torchvision.models")
+    models = peer("torchvision.models")
     make = getattr(models, name, None)
-    return make() if make else importlib.import_module("timm").create_model(name)
+    return make() if make else peer("timm").create_model(name)
 
 
 def counted(forward: Callable[..., Any], passes: list[None]) -> Callable[..., Any]:
@@ -44,15 +57,17 @@ def counted(forward: Callable[..., Any], passes: list[None]) -> Callable[..., An
     return run
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--networks", default=NETWORKS)
-    torch.set_num_threads(1)
-    for name in parser.parse_args().networks.split(","):
+def options(parser: ArgumentParser) -> None:
+    help_ = "of torchvision, timm or benchmarks/cifar/models.py"
+    parser.add_argument("--networks", type=names, default=NETWORKS, help=help_)
+
+
+def main(given: Namespace) -> None:
+    for name in given.networks:
         torch.manual_seed(0)
-        network, passes, times = build(name), [], [time.process_time()]
+        network = build(name)
+        passes = []
+        times = [time.process_time()]
         guess = guess_from_structure(network)
         times.append(time.process_time())
         kind = type(network)
@@ -69,7 +84,3 @@ def main() -> None:
             f"{name:20} {len(passes):3} passes in {seconds}; of {matrices} weights {counts}",
             flush=True,
         )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,17 +1,21 @@
-"""Four costs of statistics on four manifolds: our methods against pymanopt's TrustRegions and ConjugateGradient.
-
-    OMP_NUM_THREADS=1 python benchmarks/pymanopt_compare.py
+"""Four costs of statistics on four manifolds, to the same accuracy.
 
 fisherfold gets the cost as a torch function and nothing else. pymanopt runs twice: with its PyTorch backend on the same
-function, differentiated automatically, and with its NumPy backend on gradients and Hessians derived by hand. Same
-start, same metric and the same end, a Riemannian gradient norm of 1e-7 of the first; one thread, CPU time, the least of
-five runs in turn. The fastest method of each that reaches the common minimum to 1e-10 counts.
+function, differentiated automatically, and with its NumPy backend on gradients and Hessians derived
+by hand. Same start, same metric and the same end, a Riemannian gradient norm of 1e-7 of the first;
+one thread, CPU time, the least of five runs in turn. The fastest method of each that reaches the
+common minimum to 1e-10 counts.
+
+Against: pymanopt's TrustRegions and ConjugateGradient
+Takes: five minutes
+Page: docs/benchmarks/core.md
 """
 
 from __future__ import annotations
 
 import math
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -29,15 +33,18 @@ from fisherfold import LossProblem, minimize
 from fisherfold.manifolds import SPD, Grassmann, Manifold, Oblique, Stiefel
 from fisherfold.solvers import GradientNorm
 
-torch.set_num_threads(1)
-ROUNDS = 5
+SMOKE = "--rounds 1 --only ica"
+
 ACCURACY = 1e-7
 OURS = ("trust-region", "lbfgs", "rcg")
 
 
 @dataclass
 class Case:
-    """A cost for both: as a torch function, and in NumPy with its derivatives (Euclidean, or Riemannian if said)."""
+    """A cost for both: as a torch function, and in NumPy with its derivatives.
+
+    The derivatives are Euclidean, or Riemannian where ``riemannian`` says so.
+    """
 
     name: str
     manifold: Manifold
@@ -52,7 +59,10 @@ class Case:
 
 
 def ica() -> Case:
-    """Independent components: orthonormal directions of least E log cosh, 10 mixtures, 5,000 samples."""
+    """Independent components.
+
+    Orthonormal directions of least E log cosh, 10 mixtures, 5,000 samples.
+    """
     rng = np.random.default_rng(0)
     x = rng.laplace(size=(5000, 10)) @ rng.standard_normal((10, 10))
     x = np.linalg.qr(x - x.mean(0)).Q * 5000**0.5
@@ -80,7 +90,9 @@ def covariances() -> Case:
     """The affine-invariant mean of 100 covariances."""
     factors = np.random.default_rng(0).standard_normal((100, 8, 12))
     points = factors @ factors.transpose(0, 2, 1) / 12
-    spd, peer, tpoints = SPD(8), theirs.SymmetricPositiveDefinite(8), torch.from_numpy(points)
+    spd = SPD(8)
+    peer = theirs.SymmetricPositiveDefinite(8)
+    tpoints = torch.from_numpy(points)
     return Case(
         "mean of 100 covariances, SPD(8)",
         spd,
@@ -94,13 +106,17 @@ def covariances() -> Case:
 
 
 def robust_subspace() -> Case:
-    """The subspace of least mean distance, smoothed: 3,000 points in 60 dimensions, a third of them outliers."""
+    """The subspace of least mean distance, smoothed.
+
+    3,000 points in 60 dimensions, a third of them outliers.
+    """
     rng = np.random.default_rng(0)
     x = rng.standard_normal((3000, 5)) @ rng.standard_normal(
         (5, 60)
     ) / 5**0.5 + 0.1 * rng.standard_normal((3000, 60))
     x[:1000] = rng.standard_normal((1000, 60))
-    tx, squares = torch.from_numpy(x), (x * x).sum(1)
+    tx = torch.from_numpy(x)
+    squares = (x * x).sum(1)
     tsquares = torch.from_numpy(squares)
 
     def root(u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -112,7 +128,8 @@ def robust_subspace() -> Case:
         return -x.T @ (image / distance[:, None]) / 3000
 
     def hessian(u: np.ndarray, v: np.ndarray) -> np.ndarray:
-        (image, distance), moved = root(u), x @ v
+        (image, distance) = root(u)
+        moved = x @ v
         bend = ((image * moved).sum(1) / distance**3)[:, None] * image
         return -x.T @ (moved / distance[:, None] + bend) / 3000
 
@@ -133,7 +150,9 @@ def cosine_softmax() -> Case:
     truth = rng.standard_normal((20, 40))
     x = rng.standard_normal((4000, 40))
     y = np.argmax(x @ truth.T + 3 * rng.gumbel(size=(4000, 20)), axis=1)
-    tx, ty, hot = torch.from_numpy(x), torch.from_numpy(y), np.eye(20)[y]
+    tx = torch.from_numpy(x)
+    ty = torch.from_numpy(y)
+    hot = np.eye(20)[y]
 
     def shares(c: np.ndarray) -> np.ndarray:
         z = 2 * x @ c
@@ -146,7 +165,8 @@ def cosine_softmax() -> Case:
         return float((top + np.log(np.exp(z - top[:, None]).sum(1)) - z[np.arange(4000), y]).mean())
 
     def hessian(c: np.ndarray, v: np.ndarray) -> np.ndarray:
-        p, z = shares(c), 2 * x @ v
+        p = shares(c)
+        z = 2 * x @ v
         return 2 * x.T @ (p * (z - (p * z).sum(1, keepdims=True))) / 4000
 
     return Case(
@@ -159,6 +179,14 @@ def cosine_softmax() -> Case:
         hessian,
         transposed=True,
     )
+
+
+CASES = {
+    "ica": ica,
+    "covariances": covariances,
+    "robust": robust_subspace,
+    "softmax": cosine_softmax,
+}
 
 
 def ours(case: Case, method: str, start: torch.Tensor, tol: float) -> tuple[float, float]:
@@ -191,9 +219,14 @@ def pymanopts(
     return time.process_time() - began, float(result.cost)
 
 
-def main() -> None:
+def options(parser: ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=int, default=5, help="after one to warm up (5)")
+    parser.add_argument("--only", choices=CASES, help="one of the problems")
+
+
+def main(given: Namespace) -> None:
     table = Table(
-        title=f"CPU seconds to a gradient of {ACCURACY:g} of the first, least of {ROUNDS} runs"
+        title=f"CPU seconds to a gradient of {ACCURACY:g} of the first, least of {given.rounds} runs"
     )
     columns = (
         "problem",
@@ -208,7 +241,8 @@ def main() -> None:
     )
     for column in (*columns, "minima differ by"):
         table.add_column(column)
-    for case in (ica(), covariances(), robust_subspace(), cosine_softmax()):
+    for make in [CASES[given.only]] if given.only else CASES.values():
+        case = make()
         start = case.manifold.random_point(generator=torch.Generator().manual_seed(1))
         tol = ACCURACY * float(
             case.manifold.norm(start, LossProblem(case.manifold, case.cost).gradient(start))
@@ -224,7 +258,7 @@ def main() -> None:
                     pymanopts, case, backend, optimizer, start, tol
                 )
         found = {name: [run()] for name, run in runs.items()}  # the first is a warm-up
-        for _ in range(ROUNDS):
+        for _ in range(given.rounds):
             for name, run in runs.items():
                 found[name].append(run())
         seconds = {name: min(t for t, _ in results[1:]) for name, results in found.items()}
@@ -261,7 +295,3 @@ def main() -> None:
             f"{spread:.0e}",
         )
     Console(width=190).print(table)
-
-
-if __name__ == "__main__":
-    main()

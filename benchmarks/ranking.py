@@ -1,20 +1,20 @@
-"""Ranked lists from ratings by time: MatrixCompletion and ImplicitCompletion against implicit, LensKit and popularity.
+"""Ranked lists from ratings by time.
 
-python benchmarks/ranking.py movielens100k
-python benchmarks/ranking.py movielens_small
-python benchmarks/ranking.py agreement           # metrics of random lists against LensKit's and cornac's
+The last fifth of each person's ratings by time is held out; of these, ratings of 4 and more are
+relevant. Lists leave out what was rated before. Every model gets its rank and one regularisation
+from six settings, by nDCG@10 on the last fifth of the training part.
 
-The last fifth of each person's ratings by time is held out; of these, ratings of 4 and more are relevant. Lists leave
-out what was rated before. Every model gets its rank and one regularisation from six settings, by nDCG@10 on the
-last fifth of the training part.
+Against: implicit, LensKit, popularity
+Takes: half an hour
+Page: docs/benchmarks/ranking.md
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,12 @@ import numpy as np
 import polars as pl
 import scipy.sparse as sp
 
+from benchmarks.implicit_feedback import last_fifth
+from benchmarks.implicit_feedback import load as load_pairs
 from fisherfold import MatrixCompletion, datasets
 from fisherfold.completion.metrics import ranking_metrics
 
-from implicit_feedback import last_fifth  # isort: skip
-from implicit_feedback import load as load_pairs  # isort: skip
+SMOKE = ("movielens_small --settings 1", "movielens100k --settings 1 --only popularity")
 
 GOOD = 4.0
 
@@ -71,7 +72,10 @@ def ours_implicit(
 
 
 def without_seen(recommend: Callable[[Any], Lists], rows: Any, columns: Any, users: Any) -> Lists:
-    """The first twenty that were not rated at all: a model of good ratings does not know the bad ones."""
+    """The first twenty that were not rated at all.
+
+    A model of good ratings does not know the bad ones.
+    """
     found_rows, found = recommend(users)
     width = int(max(rows.max(), found_rows.max(initial=0))) + 1
     fresh = ~np.isin(found * width + found_rows, columns * width + rows)
@@ -163,14 +167,20 @@ def scored(
 
 
 def agreement() -> None:
-    """Metrics of the same lists by fisherfold, LensKit and cornac: the largest difference in any list."""
+    """Metrics of the same lists by fisherfold, LensKit and cornac.
+
+    The largest difference in any list.
+    """
     from cornac.metrics import MAP, MRR, NDCG, HitRatio, Precision, Recall
     from lenskit import metrics as lk
     from lenskit.data import ItemList
 
-    rng, n_items, k = np.random.default_rng(0), 40, 10
+    rng = np.random.default_rng(0)
+    n_items = 40
+    k = 10
     apart: dict[tuple[str, str], float] = {}
-    # LensKit's default discount counts the first two places alike, and its recall divides by min(k, relevant)
+    # LensKit's default discount counts the first two places alike, and its recall divides by min(k,
+    # relevant)
     discount = lk.LogRankWeight(offset=1)
     graded_ndcg = lk.NDCG(k, gain="rating", weight=discount)
     print("| metric | library | largest difference in any of 300 lists |\n|---|---|---|")
@@ -182,10 +192,8 @@ def agreement() -> None:
         ones = ranking_metrics(lists, (np.zeros(len(wanted), int), wanted), k)
         graded = ranking_metrics(lists, (np.zeros(len(wanted), int), wanted, gains), k)
         whole = ranking_metrics(lists, (np.zeros(len(wanted), int), wanted), n_items)
-        listed, truth = (
-            ItemList(item_ids=order, ordered=True),
-            ItemList(item_ids=wanted, rating=gains),
-        )
+        listed = ItemList(item_ids=order, ordered=True)
+        truth = ItemList(item_ids=wanted, rating=gains)
         found = {
             ("ndcg, graded", "LensKit"): (graded["ndcg"], graded_ndcg.measure_list(listed, truth)),
             ("ndcg", "LensKit"): (
@@ -218,28 +226,30 @@ def agreement() -> None:
         print(f"| {metric} | {library} | {most:.1e} |")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
+def options(parser: ArgumentParser) -> None:
     parser.add_argument("data", choices=("movielens100k", "movielens_small", "agreement"))
-    parser.add_argument("--only", default="")
-    arguments = parser.parse_args()
-    for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"):
-        os.environ[name] = "1"
-    if arguments.data == "agreement":
+    parser.add_argument("--only", default="", help="models with this in their names")
+    parser.add_argument("--settings", type=int, default=6, help="tried of each model (6)")
+
+
+def main(given: Namespace) -> None:
+    if given.data == "agreement":
         agreement()
         return
-    (rows, columns), times, values = load(arguments.data)
+    (rows, columns), times, values = load(given.data)
     held = last_fifth((rows, columns), times)
     parts = rows.astype(np.int64), columns.astype(np.int64), values
     train, test = (tuple(part[where] for part in parts) for where in (~held, held))
     inside = last_fifth(train[:2], times[~held])
     inner, valid = (tuple(part[where] for part in train) for where in (~inside, inside))
-    print(f"{arguments.data}: {len(train[0])} ratings, {len(test[0])} held out")
+    print(f"{given.data}: {len(train[0])} ratings, {len(test[0])} held out")
     print("| | nDCG@10 | recall@20 | coverage@10 | CPU s | chosen |\n|---|---|---|---|---|---|")
     for name, (run, strengths) in MODELS.items():
-        if arguments.only not in name:
+        if given.only not in name:
             continue
-        grid = list(itertools.product((8, 32) if name != "popularity" else (1,), strengths))
+        grid = list(itertools.product((8, 32) if name != "popularity" else (1,), strengths))[
+            : given.settings
+        ]
         try:
             tried = [
                 scored(run, inner, valid, rank=rank, strength=strength)[0]
@@ -254,7 +264,3 @@ def main() -> None:
             f"{ndcg:.4f} | {recall:.4f} | {coverage:.3f} | {seconds:.2f} | {rank}, {strength:g}"
         )
         print(f"| {name} | {figures} |", flush=True)
-
-
-if __name__ == "__main__":
-    main()

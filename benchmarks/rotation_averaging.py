@@ -1,17 +1,20 @@
-"""The average of 1,000 rotations: plain and robust, against SciPy's Rotation.mean and pymanopt.
+"""The average of 1,000 rotations, plain and robust.
 
-    OMP_NUM_THREADS=1 python benchmarks/rotation_averaging.py
+A true rotation is seen 1,000 times with errors of about 6 degrees. The chordal mean, least squares
+of the matrices, has a closed form, which SciPy computes. With every fourth observation replaced by
+a random rotation it breaks down; the robust mean, of least sum of smoothed angles (Hartley, Aftab
+and Trumpf 2011), does not. pymanopt gets the same torch functions. One thread, CPU time, the least
+of five runs.
 
-A true rotation is seen 1,000 times with errors of about 6 degrees. The chordal mean, least squares of the matrices, has
-a closed form, which SciPy computes. With every fourth observation replaced by a random rotation it breaks down; the
-robust mean, of least sum of smoothed angles (Hartley, Aftab and Trumpf 2011), does not. pymanopt gets the same torch
-functions. One thread, CPU time, the least of five runs.
+Against: SciPy's Rotation.mean, pymanopt
+Takes: half a minute
+Page: docs/benchmarks/core.md
 """
 
 from __future__ import annotations
 
 import math
-import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from functools import partial
 
@@ -22,23 +25,26 @@ from rich.table import Table
 from scipy.spatial.transform import Rotation
 from torch import Tensor
 
+from benchmarks._common import least_seconds
 from fisherfold import LossProblem, minimize
 from fisherfold.manifolds import Rotations
 from fisherfold.solvers import GradientNorm
 
-torch.set_num_threads(1)
-COUNT, NOISE, SMOOTHING = 1000, 0.1, 0.01
+SMOKE = "--count 30 --rounds 1"
+
+NOISE = 0.1
+SMOOTHING = 0.01
 ROTATIONS = Rotations(3)
 
 
-def observations(outliers: float) -> tuple[Tensor, Tensor]:
+def observations(count: int, outliers: float) -> tuple[Tensor, Tensor]:
     """The truth, and rotations around it, of which a share is anywhere."""
     generator = torch.Generator().manual_seed(0)
     truth = ROTATIONS.random_point(generator=generator)
-    noise = torch.randn(COUNT, 3, 3, generator=generator, dtype=torch.float64)
-    around = truth.expand(COUNT, 3, 3)
+    noise = torch.randn(count, 3, 3, generator=generator, dtype=torch.float64)
+    around = truth.expand(count, 3, 3)
     seen = ROTATIONS.exp(around, NOISE * 2**0.5 * ROTATIONS.project(around, noise))
-    wrong = int(outliers * COUNT)
+    wrong = int(outliers * count)
     seen[:wrong] = ROTATIONS.random_point(wrong, generator=generator)
     return truth, seen
 
@@ -56,13 +62,9 @@ def degrees(r: Tensor, truth: Tensor) -> float:
     return math.degrees(float(ROTATIONS.dist(truth, r)) / 2**0.5)
 
 
-def timed(run: Callable[[], Tensor]) -> tuple[Tensor, float]:
-    seconds = []
-    for _ in range(5):
-        began = time.process_time()
-        found = run()
-        seconds.append(time.process_time() - began)
-    return found, min(seconds)
+def best(run: Callable[[], Tensor], rounds: int) -> tuple[Tensor, float]:
+    """The result, and the least CPU seconds."""
+    return run(), least_seconds(run, rounds)
 
 
 def ours(cost: Callable[[Tensor], Tensor], start: Tensor, method: str) -> Tensor:
@@ -81,8 +83,13 @@ def scipys(seen: Tensor) -> Tensor:
     return torch.from_numpy(Rotation.from_matrix(seen.numpy()).mean().as_matrix())
 
 
-def main() -> None:
-    table = Table(title=f"The average of {COUNT} rotations")
+def options(parser: ArgumentParser) -> None:
+    parser.add_argument("--count", type=int, default=1000, help="of rotations (1000)")
+    parser.add_argument("--rounds", type=int, default=5, help="of which the best counts (5)")
+
+
+def main(given: Namespace) -> None:
+    table = Table(title=f"The average of {given.count} rotations")
     for column in (
         "outliers",
         "loss",
@@ -93,16 +100,17 @@ def main() -> None:
     ):
         table.add_column(column)
     for outliers in (0.0, 0.25):
-        truth, seen = observations(outliers)
+        truth, seen = observations(given.count, outliers)
         for name, make in (("chordal", chordal), ("robust", robust)):
-            cost, start = make(seen), seen[-1].clone()
+            cost = make(seen)
+            start = seen[-1].clone()
             runs = {
-                method: timed(partial(ours, cost, start, method))
+                method: best(partial(ours, cost, start, method), given.rounds)
                 for method in ("trust-region", "lbfgs")
             }
-            runs["pymanopt TrustRegions"] = timed(partial(pymanopts, cost, start))
+            runs["pymanopt TrustRegions"] = best(partial(pymanopts, cost, start), given.rounds)
             if name == "chordal":
-                runs["SciPy Rotation.mean"] = timed(partial(scipys, seen))
+                runs["SciPy Rotation.mean"] = best(partial(scipys, seen), given.rounds)
             least = min(float(cost(r)) for r, _ in runs.values())
             for method, (r, seconds) in runs.items():
                 table.add_row(
@@ -114,7 +122,3 @@ def main() -> None:
                     f"{degrees(r, truth):.3f}",
                 )
     Console(width=120).print(table)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,32 +1,41 @@
-"""Completion from 10⁶ to 10⁸ ratings on one machine: time per pass and peak memory per rank, then 10¹⁰ on paper.
+"""Completion from 10⁶ to 10⁸ ratings: time per pass and memory per rank.
 
-    python benchmarks/scale.py [--sizes 1e6,3e6,1e7,3e7,1e8] [--ranks 1,2] [--quick]
+Ratings are drawn in pieces and never all there at once: 200 per user on average (log-normal
+activity), items by a Zipf-like law, a pair at most once, values in steps of a half; 200 users per
+10⁴ ratings, 4000 items at 10⁶ and more by the third root. Each size runs in processes of its own
+with one thread each, over gloo if there are several. A pass is the loss and the gradient of the
+point problem at rank 10 in float32; a step is one alternating step of the default point model; a
+product is one exact Fisher product. Nanoseconds are CPU time per rating and pass, summed over
+ranks. Memory is the peak of the resident set over that after the imports, of the largest rank, in
+bytes per rating there: up to the end of the build (drawing included), of the pass, and of all;
+"beyond 16" is what the pass exceeds 16 bytes per rating by, in float32 numbers per row or column
+that is here.
 
-Ratings are drawn in pieces and never all there at once: 200 per user on average (log-normal activity), items by a
-Zipf-like law, a pair at most once, values in steps of a half; 200 users per 10⁴ ratings, 4000 items at 10⁶ and more by
-the third root. Each size runs in processes of its own with one thread each, over gloo if there are several. A pass is
-the loss and the gradient of the point problem at rank 10 in float32; a step is one alternating step of the default
-point model; a product is one exact Fisher product. Nanoseconds are CPU time per rating and pass, summed over ranks.
-Memory is the peak of the resident set over that after the imports, of the largest rank, in bytes per rating there: up
-to the end of the build (drawing included), of the pass, and of all; "beyond 16" is what the pass exceeds 16 bytes
-per rating by, in float32 numbers per row or column that is here.
+Against: one rank
+Takes: an hour for 10⁸
+Page: docs/benchmarks/scale.md
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
 import subprocess
 import sys
 import time
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-RANK, CHUNK = 10, 2**17
+from benchmarks._common import integers
+
+SMOKE = "--sizes 1e4 --ranks 1,2"
+
+RANK = 10
+CHUNK = 2**17
 
 
 def shape(count: int) -> tuple[int, int]:
@@ -52,7 +61,8 @@ class Popular:
 
     def pieces(self, part: int = 0, parts: int = 1) -> Iterator[tuple[Any, Any, Any]]:
         """User numbers, item numbers and values of one of several runs of users."""
-        first, last = self.users * part // parts, self.users * (part + 1) // parts
+        first = self.users * part // parts
+        last = self.users * (part + 1) // parts
         while first < last:
             begun = self.ends[first - 1] if first else 0
             stop = min(max(int(np.searchsorted(self.ends, begun + CHUNK)), first + 1), last)
@@ -68,7 +78,8 @@ class Popular:
         pair = np.unique(
             np.repeat(np.arange(stop - first), counts) * self.items + self.label[drawn]
         )
-        users, items = (pair // self.items).astype(np.int32), (pair % self.items).astype(np.int32)
+        users = (pair // self.items).astype(np.int32)
+        items = (pair % self.items).astype(np.int32)
         left = rng.standard_normal((stop - first, 4), dtype=np.float32)
         values = 0.5 * np.einsum("ij,ij->i", left[users], self.right[items])
         values += 0.8 * rng.standard_normal(len(users), dtype=np.float32)
@@ -169,7 +180,7 @@ def run(count: int, ranks: int) -> list[dict[str, Any]]:
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-    command = [sys.executable, __file__, "--one", str(count)]
+    command = [sys.executable, "-m", "benchmarks", "run", "scale", "--one", str(count)]
     started = [
         subprocess.Popen(
             command,
@@ -187,17 +198,20 @@ def run(count: int, ranks: int) -> list[dict[str, Any]]:
 
 def paper(nanoseconds: dict[str, float]) -> None:
     """10¹⁰ ratings on 64 hosts, from what one core was measured to need per rating."""
-    hosts, cores, ratings, users, items, network = 64, 16, 10**10, 5 * 10**7, 10**5, 25e9 / 8
-    here, width = ratings / hosts, RANK * (RANK + 1) // 2
+    hosts = 64
+    cores = 16
+    ratings = 10**10
+    users = 5 * 10**7
+    items = 10**5
+    network = 25e9 / 8
+    here = ratings / hosts
+    width = RANK * (RANK + 1) // 2
+    print(f"\n10^10 ratings on paper: {hosts} hosts of {cores} cores, {users:,} users shared out,")
     print(
-        f"\n10^10 ratings on paper: {hosts} hosts of {cores} cores, {users:,} users shared out, {items:,} items on"
+        f"{items:,} items on every host, rank {RANK}, float32, 25 Gbit/s; a core as measured above"
     )
-    print(
-        f"every host, rank {RANK}, float32, 25 Gbit/s; a core as measured above at the largest size, no gain and"
-    )
-    print(
-        "no loss from its neighbours; ring all-reduce, 2 (hosts - 1)/hosts of the bytes on the wire, not overlapped."
-    )
+    print("at the largest size, no gain and no loss from its neighbours; ring all-reduce, not")
+    print("overlapped, with 2 (hosts - 1)/hosts of the bytes on the wire.")
     print(f"{'':28}{'MB all-reduced':>16}{'compute, s':>12}{'network, s':>12}{'total, s':>10}")
     for name, key, floats in (
         ("loss and gradient", "pass", items * RANK + 1),
@@ -211,38 +225,32 @@ def paper(nanoseconds: dict[str, float]) -> None:
         wire = 2 * (hosts - 1) / hosts * 4 * floats / network
         print(f"{name:28}{4 * floats / 1e6:16.1f}{compute:12.2f}{wire:12.3f}{compute + wire:10.2f}")
     tables = 4 * (users / hosts + items) * (2 * width + 4 * RANK)
-    print(
-        f"memory per host: {16 * here / 1e9:.1f} GB of ratings + {tables / 1e9:.1f} GB of tables, (users/64 + items)"
-    )
     model = 4 * (users + items) * RANK / 1e9
     print(
-        f"times (2 p(p+1)/2 + 4 p) floats; the model, (users + items) p floats, is {model:.1f} GB."
+        f"memory per host: {16 * here / 1e9:.1f} GB of ratings + {tables / 1e9:.1f} GB of tables,"
     )
+    print("(users/64 + items) times (2 p(p+1)/2 + 4 p) floats;")
+    print(f"the model, (users + items) p floats, is {model:.1f} GB.")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--sizes", default="1e6,3e6,1e7,3e7,1e8")
-    parser.add_argument("--ranks", default="1,2")
-    parser.add_argument("--quick", action="store_true", help="10^5 and 10^6 ratings")
-    parser.add_argument("--one", type=int)
-    arguments = parser.parse_args()
-    if arguments.one:
-        print(json.dumps(one(arguments.one)))
+def options(parser: ArgumentParser) -> None:
+    sizes = integers("1e6,3e6,1e7,3e7,1e8")
+    parser.add_argument("--sizes", type=integers, default=sizes, help="numbers of ratings")
+    parser.add_argument("--ranks", type=integers, default=[1, 2], help="numbers of processes")
+    parser.add_argument("--one", type=int, help=SUPPRESS)
+
+
+def main(given: Namespace) -> None:
+    if given.one:
+        print(json.dumps(one(given.one)))
         return
-    sizes = (
-        [10**5, 10**6]
-        if arguments.quick
-        else [int(float(size)) for size in arguments.sizes.split(",")]
-    )
     print("rank 10, float32, one thread per rank; ns of CPU time per rating (all ranks together)")
-    print(
-        f"{'ratings':>12}{'users x items':>18}{'ranks':>6}{'build ns':>9}{'pass ns':>8}{'product':>8}{'step ns':>8}"
-        f"{'pass s':>8}{'peak MB':>9}{'build B':>8}{'pass B':>8}{'all B':>8}{'beyond 16':>10}"
-    )
+    heads = ("build ns", "pass ns", "product", "step ns", "pass s", "peak MB", "build B", "pass B")
+    heads = "".join(f"{head:>9}" for head in (*heads, "all B"))
+    print(f"{'ratings':>12}{'users x items':>18}{'ranks':>6}{heads}{'beyond 16':>10}")
     last: dict[str, float] = {}
-    for ranks in (int(r) for r in arguments.ranks.split(",")):
-        for size in sizes:
+    for ranks in given.ranks:
+        for size in given.sizes:
             found = run(size, ranks)
             total = found[0]["ratings"]
             ns = {
@@ -262,7 +270,3 @@ def main() -> None:
             if ranks == 1:
                 last = ns
     paper(last or ns)
-
-
-if __name__ == "__main__":
-    main()

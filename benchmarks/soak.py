@@ -1,23 +1,26 @@
-"""Mixed fits in one process for a given time, with the memory sampled after every round.
+"""Mixed fits in one process for a given time, with the memory sampled.
 
-    OMP_NUM_THREADS=1 python benchmarks/soak.py --minutes 30
+A round fits, saves, loads, streams and predicts with every estimator on tables of changing size,
+and takes some steps with MKFAC on a new network. Sizes are drawn from a few, since the libraries
+below keep some bytes for every new size (4,000 fits of tables of any size level off at 0.7 MiB),
+which is no leak but would take hours to level off. Printed are the resident memory over time, its
+slope (least squares over everything after the first quarter), open files and threads, and a
+verdict: the memory is flat if the slope means less than 1 % an hour or lies within twice its
+standard error.
 
-A round fits, saves, loads, streams and predicts with every estimator on tables of changing size, and takes some steps
-with MKFAC on a new network. Sizes are drawn from a few, since the libraries below keep some bytes for every new size
-(4,000 fits of tables of any size level off at 0.7 MiB), which is no leak but would take hours to level off. Printed
-are the resident memory over time, its slope (least squares over everything after the first quarter), open files and
-threads, and a verdict: the memory is flat if the slope means less than 1 % an hour or lies within twice its standard
-error.
+Against: itself a quarter of the time earlier
+Takes: as long as `--minutes` says
+Page: docs/reliability.md
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import tempfile
 import time
 import warnings
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +33,8 @@ from fisherfold.completion import LowRankImputer, MatrixCompletion, MatrixComple
 from fisherfold.manifolds import Sphere
 from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
 from fisherfold.tables.readers import read_ratings
+
+SMOKE = "--minutes 0.05"
 
 MIB = 2**20
 
@@ -71,8 +76,10 @@ def imputation(rng: np.random.Generator, folder: Path) -> None:
 
 
 def subspace(rng: np.random.Generator, folder: Path) -> None:
-    n, tasks = int(rng.choice([500, 1500, 3000])), 40
-    X, task = rng.normal(size=(n, 10)), rng.integers(tasks, size=n)
+    n = int(rng.choice([500, 1500, 3000]))
+    tasks = 40
+    X = rng.normal(size=(n, 10))
+    task = rng.integers(tasks, size=n)
     y = (X * (rng.normal(size=(tasks, 2)) @ rng.normal(size=(2, 10)))[task]).sum(
         1
     ) + 0.3 * rng.normal(size=n)
@@ -118,7 +125,8 @@ def training(rng: np.random.Generator, folder: Path) -> None:
         nn.ReLU(),
         nn.Linear(width, 10),
     )
-    x, y = torch.randn(64, 3, 8, 8), torch.randint(10, (64,))
+    x = torch.randn(64, 3, 8, 8)
+    y = torch.randint(10, (64,))
     opt = fisherfold.MKFAC(
         model, lr=0.05, manifold_lr=0.1, damping=0.1, every=2, example_input=x[:8]
     )
@@ -138,7 +146,10 @@ def resident() -> int:
 
 
 def slope(samples: list[tuple[float, int]]) -> tuple[float, float]:
-    """Bytes per second and the standard error, from means over twelve blocks: neighbours are not independent."""
+    """Bytes per second and the standard error, from means over twelve blocks.
+
+    Neighbours are not independent.
+    """
     times, sizes = np.array(samples, dtype=np.float64).T
     blocks = np.array_split(np.arange(len(times)), min(12, len(times)))
     t, m = (np.array([v[b].mean() for b in blocks]) for v in (times, sizes))
@@ -148,20 +159,23 @@ def slope(samples: list[tuple[float, int]]) -> tuple[float, float]:
     return rate, float(np.sqrt(left @ left / max(1, len(t) - 2) / (off @ off)))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def options(parser: ArgumentParser) -> None:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    torch.manual_seed(options.seed)
+
+
+def main(given: Namespace) -> None:
+    torch.manual_seed(given.seed)
     warnings.simplefilter("ignore")
-    began, samples, rounds = time.monotonic(), [], 0
-    every = max(10.0, options.minutes * 60 / 20)
+    began = time.monotonic()
+    samples = []
+    rounds = 0
+    every = max(10.0, given.minutes * 60 / 20)
     due = every
     print(" minutes   rounds   resident MiB   open files   threads", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        while (passed := time.monotonic() - began) < options.minutes * 60:
-            rng = np.random.default_rng((options.seed, rounds))
+        while (passed := time.monotonic() - began) < given.minutes * 60:
+            rng = np.random.default_rng((given.seed, rounds))
             for part in PARTS:
                 part(rng, Path(folder))
             rounds += 1
@@ -178,7 +192,8 @@ def main() -> None:
     rate, error = slope(late)
     level = np.mean([s[1] for s in late])
     flat = rate * 3600 < 0.01 * level or rate < 2 * error
-    per_hour, spread = rate * 3600 / MIB, error * 3600 / MIB
+    per_hour = rate * 3600 / MIB
+    spread = error * 3600 / MIB
     print(
         f"\n{rounds} rounds in {samples[-1][0] / 60:.1f} minutes; after the first quarter the memory is "
         f"{level / MIB:.1f} MiB on average, between {min(s[1] for s in late) / MIB:.1f} and "
@@ -186,7 +201,3 @@ def main() -> None:
         f"{'flat' if flat else 'GROWING'}"
     )
     raise SystemExit(0 if flat else 1)
-
-
-if __name__ == "__main__":
-    main()

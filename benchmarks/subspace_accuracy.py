@@ -1,27 +1,32 @@
-"""Held-out error against what one would use instead, five splits, mean ± standard deviation.
+"""Held-out error of related regressions and classifications.
 
-    OMP_NUM_THREADS=1 python benchmarks/subspace_accuracy.py [school sarcos mhc letter]     (needs FISHERFOLD_DATA)
+Regression: NMSE (mean over tasks of squared error over variance), 80 % of each task's rows for
+training. Classification: error rate, the distributed splits. Peers are tuned on a fifth of the
+training rows, as our point model is.
 
-Regression: NMSE (mean over tasks of squared error over variance), 80 % of each task's rows for training.
-Classification: error rate, the distributed splits. Peers are tuned on a fifth of the training rows, as our point model
-is.
+Against: ridge, pooled ridge, PLS, reduced rank, multi-task lasso and elastic net
+Takes: half an hour
+Page: docs/benchmarks/subspace.md
 """
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
+from argparse import ArgumentParser, Namespace
 
 import numpy as np
 from sklearn.cross_decomposition import PLSRegression
 from sklearn.linear_model import LogisticRegression, MultiTaskElasticNetCV, MultiTaskLassoCV, Ridge
 from sklearn.preprocessing import StandardScaler
 
+from benchmarks._common import mean_and_spread
 from fisherfold import datasets
 from fisherfold.reproduce.subspace import split_rows
 from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
 from fisherfold.subspace.problem import held_out_rows
+
+SMOKE = "school sarcos letter --splits 1"
 
 warnings.filterwarnings("ignore")
 ALPHAS = (0.1, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
@@ -102,14 +107,18 @@ def _by_task(models, X, task, call):
     return out
 
 
-def regression(name):
+def regression(name, splits):
     data = datasets.load_tasks("school" if name == "school" else "sarcos_7x2000")
     found: dict[str, list] = {}
-    for seed in range(5):
+    for seed in range(splits):
         train, test = split_rows(data.task, seed)
         scaler = StandardScaler().fit(data.X[train])
-        X, Xt = scaler.transform(data.X[train]), scaler.transform(data.X[test])
-        y, task, yt, tt = data.y[train], data.task[train], data.y[test], data.task[test]
+        X = scaler.transform(data.X[train])
+        Xt = scaler.transform(data.X[test])
+        y = data.y[train]
+        task = data.task[train]
+        yt = data.y[test]
+        tt = data.task[test]
 
         def record(label, predict, seconds, Xt=Xt, yt=yt, tt=tt):
             found.setdefault(label, []).append((nmse(predict(Xt, tt), yt, tt), seconds))
@@ -141,20 +150,19 @@ def regression(name):
     show(f"{name}: held-out NMSE", found)
 
 
-def shared_rows():
-    """MultiTaskLasso and MultiTaskElasticNet need one X for all outputs: the SARCOS test file, 7 torques."""
+def shared_rows(splits):
+    """Peers that need one X for all outputs: the SARCOS test file, 7 torques."""
     table = datasets.load("sarcos_test")
     found: dict[str, list] = {}
-    for seed in range(5):
+    for seed in range(splits):
         order = np.random.default_rng(seed).permutation(len(table.X))
-        train, test = order[: int(0.8 * len(order))], order[int(0.8 * len(order)) :]
+        train = order[: int(0.8 * len(order))]
+        test = order[int(0.8 * len(order)) :]
         scaler = StandardScaler().fit(table.X[train])
-        X, Xt, Y, Yt = (
-            scaler.transform(table.X[train]),
-            scaler.transform(table.X[test]),
-            table.Y[train],
-            table.Y[test],
-        )
+        X = scaler.transform(table.X[train])
+        Xt = scaler.transform(table.X[test])
+        Y = table.Y[train]
+        Yt = table.Y[test]
         models = {
             "SubspaceRegressor, marginal, rank 6": SubspaceRegressor(rank=6),
             "SubspaceRegressor, marginal, full rank": SubspaceRegressor(rank=22),
@@ -173,7 +181,7 @@ def shared_rows():
     show("sarcos_test, 7 outputs over shared rows: held-out NMSE", found)
 
 
-def classification(name):
+def classification(name, splits):
     data = datasets.load_tasks(name)
     found: dict[str, list] = {}
 
@@ -191,9 +199,11 @@ def classification(name):
         model = LogisticRegression(C=C, max_iter=1000).fit(X, y)
         return lambda Xn, tn: model.predict(Xn)
 
-    for split in data.train_idx[:5]:
+    for split in data.train_idx[:splits]:
         test = np.setdiff1d(np.arange(len(data.y)), split)
-        X, y, task = data.X[split], data.y[split], data.task[split]
+        X = data.X[split]
+        y = data.y[split]
+        task = data.task[split]
         for rank in (2, 4, 6):
             began = time.process_time()
             model = SubspaceClassifier(rank=rank, scale=False, random_state=0).fit(X, y, task=task)
@@ -215,21 +225,21 @@ def show(title, found):
     print(f"\n{title}\n\n| method | error | CPU s |\n|---|---|---|")
     for label, values in found.items():
         errors, seconds = np.array(values).T
-        print(
-            f"| {label} | {errors.mean():.4f} ± {errors.std(ddof=1):.4f} | {seconds.mean():.2f} |",
-            flush=True,
-        )
+        error = mean_and_spread(errors.tolist(), 4)
+        print(f"| {label} | {error} | {seconds.mean():.2f} |", flush=True)
 
 
-def main():
-    for name in sys.argv[1:] or ["school", "sarcos", "mhc", "letter"]:
+def options(parser: ArgumentParser) -> None:
+    every = ("school", "sarcos", "mhc", "letter")
+    parser.add_argument("data", nargs="*", choices=[*every, []], default=list(every))
+    parser.add_argument("--splits", type=int, default=5, help="into training and test parts (5)")
+
+
+def main(given: Namespace) -> None:
+    for name in given.data:
         if name in {"school", "sarcos"}:
-            regression(name)
+            regression(name, given.splits)
         else:
-            classification(name)
+            classification(name, given.splits)
         if name == "sarcos":
-            shared_rows()
-
-
-if __name__ == "__main__":
-    main()
+            shared_rows(given.splits)

@@ -1,22 +1,26 @@
-"""Iterations and CPU time to ‖grad‖ ≤ 1e-9 on School, by the matrix that RNGD steps with, beside pymanopt.
+"""Iterations and time to the minimum of the point loss on School.
 
-    OMP_NUM_THREADS=1 python benchmarks/subspace_newton.py        (needs FISHERFOLD_DATA)
+The penalised loss of ``SubspaceRegressor(inference="point")``, standardised features, targets of
+mean square 1, all from the same start. The loss has several minima, and not all methods find the
+same. pymanopt's trust regions have our Hessian, its conjugate gradients our cost and gradient.
 
-The penalised loss of ``SubspaceRegressor(inference="point")``, standardised features, targets of mean square 1, all
-from the same start. The loss has several minima, and not all methods find the same. pymanopt's trust regions have our
-Hessian, its conjugate gradients our cost and gradient.
+Against: pymanopt's ConjugateGradient and TrustRegions
+Takes: two minutes
+Page: docs/benchmarks/subspace.md
 """
 
 from __future__ import annotations
 
 import time
 import warnings
+from argparse import ArgumentParser, Namespace
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks._common import integers
 from fisherfold import datasets, minimize
 from fisherfold.solvers import GradientNorm
 from fisherfold.subspace.marginal import start
@@ -27,8 +31,9 @@ warnings.filterwarnings("ignore")
 import pymanopt  # noqa: E402
 from pymanopt.optimizers import ConjugateGradient, TrustRegions  # noqa: E402
 
-torch.set_num_threads(1)
-TOL, MOST = 1e-9, 1000
+SMOKE = "--ranks 3 --most 10"
+
+TOL = 1e-9
 
 
 def school() -> TaskStatistics:
@@ -40,7 +45,9 @@ def school() -> TaskStatistics:
     ).with_unit_targets()[0]
 
 
-def theirs(problem: SubspaceProblem, x0: torch.Tensor, optimizer: type) -> tuple[np.ndarray, int]:
+def theirs(
+    problem: SubspaceProblem, x0: torch.Tensor, optimizer: type, most: int
+) -> tuple[np.ndarray, int]:
     n, p = x0.shape
     manifold = pymanopt.manifolds.Grassmann(n, p)
 
@@ -62,12 +69,17 @@ def theirs(problem: SubspaceProblem, x0: torch.Tensor, optimizer: type) -> tuple
     task = pymanopt.Problem(
         manifold, cost, riemannian_gradient=gradient, riemannian_hessian=hessian
     )
-    solver = optimizer(min_gradient_norm=TOL, max_iterations=MOST, min_step_size=0.0, verbosity=0)
+    solver = optimizer(min_gradient_norm=TOL, max_iterations=most, min_step_size=0.0, verbosity=0)
     result = solver.run(task, initial_point=x0.numpy())
     return result.point, result.iterations
 
 
-def main() -> None:
+def options(parser: ArgumentParser) -> None:
+    parser.add_argument("--ranks", type=integers, default=[3, 6], help="(3,6)")
+    parser.add_argument("--most", type=int, default=1000, help="iterations (1000)")
+
+
+def main(given: Namespace) -> None:
     statistics = school()
     ours = {
         "rngd, Kronecker (the paper's)": {"fisher": "kronecker"},
@@ -75,7 +87,7 @@ def main() -> None:
         "rngd, Hessian": {"fisher": "observed"},
     }
     table = Table("rank", "ridge", "method", "iterations", "‖grad‖", "loss", "CPU s")
-    for rank in (3, 6):
+    for rank in given.ranks:
         for ridge in (0.1, 3.0, 30.0):
             problem = SubspaceProblem(statistics, rank=rank, ridge=ridge)
             x0 = start(statistics, rank=rank).frame
@@ -102,18 +114,16 @@ def main() -> None:
 
             for name, options in (ours | {"rcg": {"method": "rcg"}}).items():
                 began = time.process_time()
-                given = {"sigma": 1e-3, **options} if "fisher" in options else options
-                result = minimize(problem, x0, max_iter=MOST, stop=GradientNorm(TOL), **given)
+                settings = {"sigma": 1e-3, **options} if "fisher" in options else options
+                result = minimize(
+                    problem, x0, max_iter=given.most, stop=GradientNorm(TOL), **settings
+                )
                 add(name, result.x, result.iterations, began)
             for name, optimizer in {
                 "pymanopt CG": ConjugateGradient,
                 "pymanopt TR": TrustRegions,
             }.items():
                 began = time.process_time()
-                point, iterations = theirs(problem, x0, optimizer)
+                point, iterations = theirs(problem, x0, optimizer, given.most)
                 add(name, torch.from_numpy(np.ascontiguousarray(point)), iterations, began)
     Console(width=110).print(table)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,10 +1,13 @@
-"""Speed of the subspace problem on School and Sarcos against plain NumPy and pymanopt, in one process.
+"""Speed of the subspace problem on School and Sarcos.
 
-    OMP_NUM_THREADS=1 python benchmarks/subspace_speed.py        (needs FISHERFOLD_DATA)
+1. One full pass (loss, gradient, both Kronecker factors) against loops over tasks, from plain to
+tuned. 2. The paper's whole RNGD run (batch 1, thousands of tiny steps) against a plain NumPy
+version of the released loop. 3. pymanopt's conjugate gradients on the same cost, vectorised in
+NumPy: time to the loss that it reaches.
 
-1. One full pass (loss, gradient, both Kronecker factors) against loops over tasks, from plain to tuned.
-2. The paper's whole RNGD run (batch 1, thousands of tiny steps) against a plain NumPy version of the released loop.
-3. pymanopt's conjugate gradients on the same cost, vectorised in NumPy: time to the loss that it reaches.
+Against: plain NumPy, pymanopt
+Takes: five minutes
+Page: docs/benchmarks/subspace.md
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
+from argparse import ArgumentParser, Namespace
 
 import numpy as np
 import torch
@@ -22,8 +26,9 @@ from fisherfold.solvers import minimize
 from fisherfold.solvers.stopping import LossBelow
 from fisherfold.subspace.problem import SubspaceProblem
 
+SMOKE = "--repeats 1 --budget 4"
+
 warnings.filterwarnings("ignore")
-torch.set_num_threads(1)
 RIDGE = subspace.RIDGE
 
 
@@ -42,13 +47,14 @@ def coefficients(X, y, U):
 
 
 def three_functions(rows, U):
-    """What one writes first, and what the released code has: loss, gradient and factors, each a loop over tasks."""
+    """What one writes first, and what the released code has.
+
+    Loss, gradient and factors, each a loop over tasks.
+    """
     loss = sum(((X @ U @ coefficients(X, y, U) - y) ** 2).sum() / 2 for X, y in rows)
-    gradient, left, right = (
-        np.zeros_like(U),
-        np.zeros((len(U), len(U))),
-        np.zeros((U.shape[1],) * 2),
-    )
+    gradient = np.zeros_like(U)
+    left = np.zeros((len(U), len(U)))
+    right = np.zeros((U.shape[1],) * 2)
     for X, y in rows:
         w = coefficients(X, y, U)
         gradient += np.outer(X.T @ (X @ (U @ w) - y), w)
@@ -62,12 +68,10 @@ def three_functions(rows, U):
 
 def row_pass(rows, U):
     """The same in one loop that shares the coefficients."""
-    loss, gradient, left, right = (
-        0.0,
-        np.zeros_like(U),
-        np.zeros((len(U), len(U))),
-        np.zeros((U.shape[1],) * 2),
-    )
+    loss = 0.0
+    gradient = np.zeros_like(U)
+    left = np.zeros((len(U), len(U)))
+    right = np.zeros((U.shape[1],) * 2)
     for X, y in rows:
         w = coefficients(X, y, U)
         r = X @ (U @ w) - y
@@ -82,7 +86,10 @@ def row_pass(rows, U):
 def loop_pass(A, b, c, U):
     """The same with sufficient statistics per task, still a loop over tasks."""
     n, p = U.shape
-    loss, gradient, left, right = 0.0, np.zeros((n, p)), np.zeros((n, n)), np.zeros((p, p))
+    loss = 0.0
+    gradient = np.zeros((n, p))
+    left = np.zeros((n, n))
+    right = np.zeros((p, p))
     for t in range(len(A)):
         w = np.linalg.solve(U.T @ A[t] @ U + RIDGE * np.eye(p), U.T @ b[t])
         fitted = A[t] @ (U @ w)
@@ -104,13 +111,16 @@ def full_pass(problem, x):
 def numpy_run(A, b, U, epochs, samples, step, damping):
     """The released loop: full pass at the snapshot, then one solve with P ΣA P + δ I per task drawn."""
     n, p = U.shape
-    total, eye_n, eye_p = A.sum(0), np.eye(n), np.eye(p)
+    total = A.sum(0)
+    eye_n = np.eye(n)
+    eye_p = np.eye(p)
     for k in range(epochs):
         AU = A @ U
         w0 = np.linalg.solve(U.T @ AU + RIDGE * eye_p, (b @ U)[..., None])[..., 0]
         g0 = np.einsum("ti,tp->ip", np.einsum("tip,tp->ti", AU, w0) - b, w0) / len(A)
         g0 -= U @ (U.T @ g0)
-        second, anchor = w0.T @ w0, U
+        second = w0.T @ w0
+        anchor = U
         for t in samples[k]:
             w = np.linalg.solve(U.T @ A[t] @ U + RIDGE * eye_p, U.T @ b[t])
             g = np.outer(A[t] @ (U @ w) - b[t], w)
@@ -166,7 +176,8 @@ def pymanopt_run(problem, x0, iterations):
     return result.cost, time.process_time() - began
 
 
-def compare(name, data, plan, step, damping):
+def compare(name, data, plan, settings, repeats):
+    step, damping = settings
     problem, x0 = plan.make(0)
     train, _ = subspace.split_rows(data.task, 0)
     rows = [
@@ -177,7 +188,8 @@ def compare(name, data, plan, step, damping):
         v.numpy()
         for v in (problem.statistics.gram, problem.statistics.cross, problem.statistics.power)
     )
-    reference, found = loop_pass(A, b, c, x0.numpy()), full_pass(problem, x0)
+    reference = loop_pass(A, b, c, x0.numpy())
+    found = full_pass(problem, x0)
     assert abs(float(found[0]) / reference[0] - 1) < 1e-9
     np.testing.assert_allclose(
         found[1].numpy(), reference[1], rtol=1e-6, atol=1e-7 * abs(reference[1]).max()
@@ -185,22 +197,23 @@ def compare(name, data, plan, step, damping):
     for function in (three_functions, row_pass):
         for got, expected in zip(function(rows, x0.numpy()), reference, strict=True):
             np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-7 * np.abs(expected).max())
-    ours = best_of(lambda: full_pass(problem, x0), 300)
+    ours = best_of(lambda: full_pass(problem, x0), 100 * repeats)
     U = x0.numpy()
-    peer = best_of(lambda: three_functions(rows, U), 20)
+    peer = best_of(lambda: three_functions(rows, U), 7 * repeats)
     row(f"{name}: one pass (loss, gradient, factors: three loops over tasks)", peer, ours)
     row(
         f"{name}: one pass (one loop over tasks, rows)",
-        best_of(lambda: row_pass(rows, U), 20),
+        best_of(lambda: row_pass(rows, U), 7 * repeats),
         ours,
     )
     row(
         f"{name}: one pass (one loop over tasks, statistics)",
-        best_of(lambda: loop_pass(A, b, c, U), 20),
+        best_of(lambda: loop_pass(A, b, c, U), 7 * repeats),
         ours,
     )
 
-    epochs, n_tasks = plan.budget // 2, len(A)
+    epochs = plan.budget // 2
+    n_tasks = len(A)
     samples = torch.randint(n_tasks, (epochs, n_tasks), generator=torch.Generator().manual_seed(0))
     options = {"max_iter": epochs, "step": step / n_tasks, "batch_size": 1, "stream": samples}
     settings = {
@@ -210,8 +223,10 @@ def compare(name, data, plan, step, damping):
         "factor_damping": damping / n_tasks,
     }
     bare = Silent(problem.statistics, **settings)
-    peer = best_of(lambda: numpy_run(A, b, x0.numpy(), epochs, samples.numpy(), step, damping), 3)
-    ours = best_of(lambda: minimize(bare, x0, "rngd-vr", **options), 3)
+    peer = best_of(
+        lambda: numpy_run(A, b, x0.numpy(), epochs, samples.numpy(), step, damping), repeats
+    )
+    ours = best_of(lambda: minimize(bare, x0, "rngd-vr", **options), repeats)
     row(f"{name}: the paper's whole RNGD run, {epochs * n_tasks} steps (plain loop)", peer, ours)
 
     cost, seconds = pymanopt_run(problem, x0, plan.budget)
@@ -239,13 +254,19 @@ def row(what, peer, ours):
     print(f"| {what} | {peer:.5f} | {ours:.5f} | {peer / ours:.2f} |", flush=True)
 
 
-def main():
+def options(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="of runs, a hundred times as many of passes (3)"
+    )
+    parser.add_argument("--budget", type=int, help="passes of a run (as in the paper)")
+
+
+def main(given: Namespace) -> None:
+    school, sarcos = subspace.school(), subspace.sarcos()
+    if given.budget:
+        school, sarcos = (dataclasses.replace(p, budget=given.budget) for p in (school, sarcos))
     print("| what | NumPy or pymanopt, CPU s | fisherfold, CPU s | ratio |\n|---|---|---|---|")
-    compare("School", datasets.load_tasks("school"), subspace.school(), 5.0, 1e-4)
+    compare("School", datasets.load_tasks("school"), school, (5.0, 1e-4), given.repeats)
     arm = datasets.load_tasks("sarcos_7x2000")
     arm = dataclasses.replace(arm, X=subspace.scaled_per_task(arm.X, arm.task))
-    compare("Sarcos 7 x 2000", arm, subspace.sarcos(), 1.0, 1e-6)
-
-
-if __name__ == "__main__":
-    main()
+    compare("Sarcos 7 x 2000", arm, sarcos, (1.0, 1e-6), given.repeats)

@@ -1,7 +1,7 @@
 """CIFAR on the device: all images resident as bytes, a whole epoch permuted, cropped and flipped at once.
 
-All randomness of an epoch comes from (seed, epoch) on the CPU, so that a run resumes at any epoch and sees the same
-images on every device.
+All randomness of an epoch comes from (seed, epoch) on the CPU, so that a run resumes at any epoch
+and sees the same images on every device.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ class Images(NamedTuple):
 
 @cache
 def load_images(name: str) -> Images:
-    """CIFAR-10 or CIFAR-100, from the folder of FISHERFOLD_DATA or its official address; once per process."""
+    """CIFAR-10 or CIFAR-100, from the folder of FISHERFOLD_DATA or its official address.
+
+    Once per process.
+    """
     try:
         parts = [
             _strips(data_folder() / f"{name}_{part}.npz")
@@ -60,7 +63,9 @@ def load_images(name: str) -> Images:
 def _strips(path: Path) -> tuple[Any, Any]:
     """Images kept as lossless WebP strips with one image below the other."""
     with np.load(path, allow_pickle=False) as stored:
-        buffer, offsets, labels = stored["webp"].tobytes(), stored["offsets"], stored["labels"]
+        buffer = stored["webp"].tobytes()
+        offsets = stored["offsets"]
+        labels = stored["labels"]
     strips = [
         np.asarray(Image.open(io.BytesIO(buffer[a:b])).convert("RGB")) for a, b in pairwise(offsets)
     ]
@@ -68,7 +73,10 @@ def _strips(path: Path) -> tuple[Any, Any]:
 
 
 def _download(name: str) -> list[tuple[Any, Any]]:
-    """The official binary version: records of one or two labels and the red, green and blue planes."""
+    """The official binary version.
+
+    Records of one or two labels and the red, green and blue planes.
+    """
     import pooch
 
     folder = {"cifar10": "cifar-10-batches-bin", "cifar100": "cifar-100-binary"}[name]
@@ -91,33 +99,32 @@ def _download(name: str) -> list[tuple[Any, Any]]:
 
 
 class Pool:
-    """Training images and those that judge: the test images, or a tenth of the training images left out."""
+    """Training images and those that judge.
+
+    The test images, or a tenth of the training images left out.
+    """
 
     def __init__(
         self, dataset: str, *, device: str, split: str = "validation", images: int | None = None
     ) -> None:
         data = load_images(dataset)
-        pixels, labels, judged, judged_labels = (
-            data.train_images,
-            data.train_labels,
-            data.test_images,
-            data.test_labels,
-        )
+        pixels = data.train_images
+        labels = data.train_labels
+        judged = data.test_images
+        judged_labels = data.test_labels
         if split == "validation":
             order = np.random.default_rng(SPLIT_SEED).permutation(len(pixels))
-            out, kept = order[: len(pixels) // 10], np.sort(order[len(pixels) // 10 :])
-            judged, judged_labels, pixels, labels = (
-                pixels[out],
-                labels[out],
-                pixels[kept],
-                labels[kept],
-            )
+            out = order[: len(pixels) // 10]
+            kept = np.sort(order[len(pixels) // 10 :])
+            judged = pixels[out]
+            judged_labels = labels[out]
+            pixels = pixels[kept]
+            labels = labels[kept]
         if images is not None:
-            pixels, labels = pixels[:images], labels[:images]
-            judged, judged_labels = (
-                judged[: max(1, images // 5)],
-                judged_labels[: max(1, images // 5)],
-            )
+            pixels = pixels[:images]
+            labels = labels[:images]
+            judged = judged[: max(1, images // 5)]
+            judged_labels = judged_labels[: max(1, images // 5)]
         border = ((0, 0), (PADDING, PADDING), (PADDING, PADDING), (0, 0))
         self.padded = torch.from_numpy(np.pad(pixels, border)).to(device)
         self.labels = torch.from_numpy(labels.astype(np.int64)).to(device)
@@ -131,7 +138,8 @@ class Pool:
         return len(self.padded)
 
     def epoch(self, seed: int, epoch: int) -> tuple[Tensor, Tensor]:
-        generator, n = torch.Generator().manual_seed(1_000_003 * seed + epoch), len(self)
+        generator = torch.Generator().manual_seed(1_000_003 * seed + epoch)
+        n = len(self)
         order = torch.randperm(n, generator=generator)
         corners = torch.randint(2 * PADDING + 1, (n, 2), generator=generator)
         flips = torch.randint(2, (n, 1), generator=generator)

@@ -1,29 +1,39 @@
-"""Accuracy against seconds on CIFAR-100: every optimizer tuned for every length with the same number of trials.
+"""Accuracy against seconds on CIFAR-100, every optimizer tuned alike.
 
-    python benchmarks/cifar/frontier.py --out runs --epochs 15,5,60 --processes 10 --minutes 20
-    python benchmarks/cifar/frontier.py --out results/cifar_frontier --steps results/step_cost.json --picture a.png
+The first ``--trials`` settings per method and network are judged on validation images at the first
+length, the best ``--again`` of them at the other lengths. With ``--finals`` the best of each is
+then trained on all training images with ``--seeds`` seeds at the first length, and the test images
+are used once. Finished runs are lines of ``runs.jsonl`` in the folder; ``--minutes 0``, the default,
+prints the tables of those that are there. Seconds are those of a run alone on one GPU: steps times
+the time of a step by ``gpu.step_cost``. On an NVIDIA GPU start the MPS control daemon first. The
+paper's own settings: ``--paper`` (two data sets and networks, 100 epochs, test images; on VGG16-BN
+two seeds, with the same steps without curvature beside them).
 
-The first ``--trials`` settings per method and network are judged on validation images at the first length, the best
-``--again`` of them at the other lengths. With ``--finals`` the best of each is then trained on all training images with
-``--seeds`` seeds at the first length, and the test images are used once. Finished runs are lines of ``runs.jsonl`` in
-the folder, so that the second line above prints the recorded tables: ``--minutes 0`` is the default. Seconds are those
-of a run alone on one GPU: steps times the time of a step by ``benchmarks/gpu/step_cost.py``. On an NVIDIA GPU start the
-MPS control daemon first. The paper's own settings: ``--paper`` (two data sets and networks, 100 epochs, test images; on
-VGG16-BN two seeds, with the same steps without curvature beside them).
+The recorded tables: ``--out results/cifar_frontier --steps results/step_cost.json``.
+
+Against: SGD, AdamW, SOAP, Muon and K-FAC
+Takes: hours on a GPU; a second for the recorded tables
+Page: docs/benchmarks/networks.md
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import statistics
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from run_plan import work
+from benchmarks._common import integers, names
+from benchmarks.cifar.run_plan import work
+
+SMOKE = (
+    "--out {folder}/runs --models resnet4 --methods sgd,drop-in --epochs 2,1 --trials 2 --images 60"
+    " --finals sgd --seeds 2 --minutes 2"
+)
 
 Setting = dict[str, float]
 DECAY = {"weight-decay": 0.05}
@@ -45,7 +55,8 @@ METHODS: dict[str, list[Setting]] = {
     "spectral": [{"lr": lr} for lr in (0.02, 0.015, 0.03, 0.01)],
     "drop-in": [{"lr": lr} for lr in (0.02, 0.015, 0.03, 0.04)],
 }
-STEPS = {"drop-in": "spectral"}  # whose time of a step stands for whose
+# whose time of a step stands for whose
+STEPS = {"drop-in": "spectral"}
 PAPER = [
     *itertools.product(
         ("cifar100", "cifar10"), ("vgg16bn",), ("paper-mkfac", "paper-sgdg"), (0, 1)
@@ -57,8 +68,9 @@ PAPER = [
 class Runs:
     """The finished runs of a folder by name, and the commands of those that are not."""
 
-    def __init__(self, given: argparse.Namespace) -> None:
-        self.given, self.record = given, given.out / "runs.jsonl"
+    def __init__(self, given: Namespace) -> None:
+        self.given = given
+        self.record = given.out / "runs.jsonl"
         self.done: dict[str, dict[str, Any]] = {}
         self.collect()
 
@@ -133,8 +145,11 @@ class Runs:
         return sorted([(a, s) for a, s in every if a is not None], key=lambda pair: -pair[0])
 
 
-def plan(given: argparse.Namespace, runs: Runs) -> list[list[str]]:
-    """The runs that are missing and can be made: trials at the first length, then those that need them."""
+def plan(given: Namespace, runs: Runs) -> list[list[str]]:
+    """The runs that are missing and can be made.
+
+    Trials at the first length, then those that need them.
+    """
     first, *others = given.epochs
     cells = list(itertools.product(given.models, given.methods))
     trials = [
@@ -162,14 +177,11 @@ def plan(given: argparse.Namespace, runs: Runs) -> list[list[str]]:
     return again + finals  # the longest first
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add, names = parser.add_argument, lambda text: [t for t in text.split(",") if t]
+def options(parser: ArgumentParser) -> None:
+    add = parser.add_argument
     add("--out", type=Path, required=True, help="the folder of runs.jsonl and of the logs")
     add("--models", type=names, default=["vgg16bn", "resnet64"])
-    add("--epochs", type=lambda text: [int(t) for t in text.split(",")], default=[15, 5, 60])
+    add("--epochs", type=integers, default=[15, 5, 60])
     add("--methods", type=names, default=list(METHODS))
     add("--trials", type=int, default=3, help="settings per method and network at the first length")
     add("--again", type=int, default=1, help="settings per method and network at the other lengths")
@@ -193,7 +205,9 @@ def main() -> None:
     add("--steps", type=Path, help="the file of step_cost.py, for seconds")
     add("--picture", type=Path)
     add("--paper", action="store_true", help="train the paper's rows instead")
-    given = parser.parse_args()
+
+
+def main(given: Namespace) -> None:
     (given.out / "logs").mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + 60 * given.minutes
     if given.paper:
@@ -222,15 +236,14 @@ def main() -> None:
     show(given, runs)
 
 
-def show(given: argparse.Namespace, runs: Runs) -> None:
+def show(given: Namespace, runs: Runs) -> None:
     """Print the tables, and draw the picture."""
     seconds: dict[str, dict[str, float]] = (
         json.loads(given.steps.read_text())["milliseconds"] if given.steps else {}
     )
     found: list[tuple[str, str, float, list[float]]] = []
-    print(
-        "| network | epochs | method | best setting | validation, by setting | seconds |\n|---|---|---|---|---|---|"
-    )
+    print("| network | epochs | method | best setting | validation, by setting | seconds |")
+    print("|---|---|---|---|---|---|")
     for model, epochs, method in itertools.product(
         given.models, sorted(given.epochs), given.methods
     ):
@@ -244,12 +257,10 @@ def show(given: argparse.Namespace, runs: Runs) -> None:
         found += [] if took is None else [(model, method, took, best)]
         setting = ", ".join(f"{key} {value:g}" for key, value in ranked[0][1].items())
         values = ", ".join(f"{accuracy:.1f}" for accuracy, _ in ranked)
-        print(
-            f"| {model} | {epochs} | {method} | {setting} | {values} | {'' if took is None else f'{took:.0f}'} |"
-        )
-    print(
-        "\n| network | epochs | method | test accuracy, mean and standard deviation over seeds |\n|---|---|---|---|"
-    )
+        shown = "" if took is None else f"{took:.0f}"
+        print(f"| {model} | {epochs} | {method} | {setting} | {values} | {shown} |")
+    print("\n| network | epochs | method | test accuracy, mean and standard deviation over seeds |")
+    print("|---|---|---|---|")
     for model, method in itertools.product(given.models, given.methods):
         if ranked := runs.ranked(model, given.epochs[0], method):
             every = [
@@ -287,7 +298,3 @@ def draw(found: Sequence[tuple[str, str, float, list[float]]], path: Path) -> No
         panel.grid(alpha=0.3)
         panel.legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=110)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,7 @@
-"""Networks for 32x32 images: the paper's WRN-16-4 and VGG16-BN, and a ResNet with a norm behind every convolution."""
+"""Networks for 32x32 images.
+
+The paper's WRN-16-4 and VGG16-BN, and a ResNet with a norm behind every convolution.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,10 @@ class PreActivationBlock(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        self.bn1, self.conv1 = nn.BatchNorm2d(inputs), conv(inputs, outputs, stride=stride)
-        self.bn2, self.conv2 = nn.BatchNorm2d(outputs), conv(outputs, outputs)
+        self.bn1 = nn.BatchNorm2d(inputs)
+        self.conv1 = conv(inputs, outputs, stride=stride)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.conv2 = conv(outputs, outputs)
         changes = stride != 1 or inputs != outputs
         self.shortcut = conv(inputs, outputs, 1, stride) if changes else None
 

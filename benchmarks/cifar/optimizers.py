@@ -1,7 +1,10 @@
-"""Optimizers by name with their schedules: ours, the paper's (``paper-mkfac``) and those that they are compared with.
+"""Optimizers by name with their schedules.
 
-``lr`` is the rate of the optimizer; for those on spheres the angle per step, with ``rest_lr`` for the other parameters.
-A schedule is a factor on all rates of a group by the share of the run that is done.
+Ours, the paper's (``paper-mkfac``) and those that they are compared with.
+
+``lr`` is the rate of the optimizer; for those on spheres the angle per step, with ``rest_lr`` for
+the other parameters. A schedule is a factor on all rates of a group by the share of the run that is
+done.
 """
 
 from __future__ import annotations
@@ -26,7 +29,10 @@ MILESTONES = (0.3, 0.6, 0.9)
 
 
 class FlatMuon(torch.optim.Optimizer):
-    """Muon in airbench's form: convolutions flattened to matrices, weights scaled to a fixed norm before each step."""
+    """Muon in airbench's form.
+
+    Convolutions flattened to matrices, weights scaled to a fixed norm before each step.
+    """
 
     def __init__(self, params: Any, lr: float, momentum: float = 0.6) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum})
@@ -53,10 +59,13 @@ def newton_schulz(matrix: Tensor, steps: int = 3) -> Tensor:
 
 
 class Soap(torch.optim.Optimizer):
-    """SOAP (arXiv 2409.11321): Adam in the eigenbases of running means of G Gᵀ and Gᵀ G; plain Adam for vectors.
+    """SOAP (arXiv 2409.11321).
 
-    Tensors are flattened to matrices; bases are renewed by one step of the power method every ``every`` steps; sides
-    above ``LARGEST`` keep their own axes; the first step only begins the means, as in its authors' code.
+    Adam in the eigenbases of running means of G Gᵀ and Gᵀ G; plain Adam for vectors.
+
+    Tensors are flattened to matrices; bases are renewed by one step of the power method every
+    ``every`` steps; sides above ``LARGEST`` keep their own axes; the first step only begins the
+    means, as in its authors' code.
     """
 
     LARGEST = 2048
@@ -126,7 +135,9 @@ class Several(torch.optim.Optimizer):
     """Two optimizers as one, for loops that know one."""
 
     def __init__(self, *parts: torch.optim.Optimizer) -> None:
-        self.parts, self.defaults, self.state = parts, {}, {}
+        self.parts = parts
+        self.defaults = {}
+        self.state = {}
         self.param_groups = list(itertools.chain.from_iterable(part.param_groups for part in parts))
 
     def step(self, closure: Any = None) -> None:
@@ -169,7 +180,9 @@ def build(
     name: str, model: nn.Module, example: Tensor, task: tuple[str, str], given: dict[str, Any]
 ) -> Any:
     """The optimizer ``name`` for a model; ``task`` is (data set, first letters of the network)."""
-    lr, decay, parameters = given["lr"], given["weight_decay"], model.parameters
+    lr = given["lr"]
+    decay = given["weight_decay"]
+    parameters = model.parameters
     spheres = {
         "rest_lr": given["rest_lr"],
         "rest": "sgd",

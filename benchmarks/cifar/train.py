@@ -1,55 +1,91 @@
-"""Train one network on CIFAR and log every epoch as a line of JSON; resumes from its checkpoint.
+"""Train one network on CIFAR and log every epoch; resumes from its checkpoint.
 
-    python benchmarks/cifar/train.py cifar100 vgg16bn spectral --lr 0.02 --epochs 15 --out runs/a.jsonl
-    python benchmarks/cifar/train.py cifar10 wrn16_4 paper-mkfac --epochs 100 --split test --out runs/b.jsonl
+Settings are judged on validation images (a tenth of the training images) unless ``--split test``.
+On a GPU the forward and backward pass run in bf16 autocast and channels-last memory.
 
-Settings are judged on validation images (a tenth of the training images) unless ``--split test``. On a GPU the forward
-and backward pass run in bf16 autocast and channels-last memory.
+Against: any optimizer of optimizers.py
+Takes: minutes to hours on a GPU
+Page: docs/reproduction/cifar.md
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import datetime
 import json
 import math
 import os
 import time
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-import models
-import optimizers
 import torch
-from data import Pool
 from torch import nn
 from torch.nn import functional
 
 import fisherfold
+from benchmarks.cifar import models, optimizers
+from benchmarks.cifar.data import Pool
+
+SMOKE = (
+    "cifar10 resnet4 spectral --epochs 2 --images 40 --batch 10 --out {folder}/spectral.jsonl",
+    "cifar10 resnet4 sgd --epochs 1 --images 40 --batch 10 --out {folder}/sgd.jsonl",
+)
 
 
-def main(given: argparse.Namespace) -> None:
-    out, saved = Path(given.out), Path(given.out).with_suffix(".checkpoint")
+def options(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("dataset", choices=("cifar10", "cifar100"))
+    add("model", help="vgg16bn, wrn16_4 or resnet64")
+    add("optimizer", help="a name of optimizers.py")
+    add(
+        "--lr",
+        type=float,
+        default=0.02,
+        help="the rate, or the angle in radians of optimizers on spheres",
+    )
+    add("--rest-lr", type=float, default=0.1, help="the rate of what is not on spheres")
+    add("--weight-decay", type=float, default=5e-4)
+    add("--damping", type=float, default=2.0)
+    add("--every", type=int, default=10, help="steps between collections of curvature")
+    add("--smoothing", type=float, default=0.0)
+    add("--epochs", type=int, default=15)
+    add("--batch", type=int, default=128)
+    add("--seed", type=int, default=0)
+    add("--images", type=int, help="only so many training images")
+    add("--split", choices=("validation", "test"), default="validation")
+    add("--device", help="a CUDA device where there is one")
+    add("--checkpoint-every", type=int, default=10, help="epochs between checkpoints; 0 for none")
+    add("--out", required=True, help="the log")
+
+
+def main(given: Namespace) -> None:
+    out = Path(given.out)
+    saved = Path(given.out).with_suffix(".checkpoint")
     if ended(out):
         return
     given.device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
     lines = out.read_text().splitlines() if out.exists() else []
     torch.manual_seed(given.seed)
     pool = Pool(given.dataset, device=given.device, split=given.split, images=given.images)
+    given.batch = min(given.batch, len(pool))
     network = models.build(given.model, pool.classes).to(
         given.device, memory_format=torch.channels_last
     )
-    task, settings = (given.dataset, given.model[:3]), vars(given)
+    task = (given.dataset, given.model[:3])
+    settings = vars(given)
     example = pool.normalised(pool.padded[:32, 4:36, 4:36])
     optimizer = optimizers.build(given.optimizer, network, example, task, settings)
     own = [group["lr"] for group in optimizer.param_groups]
-    per, start = len(pool) // given.batch, 0
+    per = len(pool) // given.batch
+    start = 0
     if lines and saved.exists():
         state = torch.load(saved, weights_only=True, map_location=given.device)
         network.load_state_dict(state["network"])
         optimizer.load_state_dict(state["optimizer"])
-        start, lines = state["epoch"], lines[: 1 + state["epoch"]]
+        start = state["epoch"]
+        lines = lines[: 1 + state["epoch"]]
     else:
         lines = [json.dumps({**settings, **provenance(given.device)})]
     for epoch in range(start, given.epochs):
@@ -170,37 +206,3 @@ def write(path: Path, text: str) -> None:
     new = path.with_name(f".{path.name}")
     new.write_text(text)
     os.replace(new, path)
-
-
-def options() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("dataset", choices=("cifar10", "cifar100"))
-    add("model", help="vgg16bn, wrn16_4 or resnet64")
-    add("optimizer", help="a name of optimizers.py")
-    add(
-        "--lr",
-        type=float,
-        default=0.02,
-        help="the rate, or the angle in radians of optimizers on spheres",
-    )
-    add("--rest-lr", type=float, default=0.1, help="the rate of what is not on spheres")
-    add("--weight-decay", type=float, default=5e-4)
-    add("--damping", type=float, default=2.0)
-    add("--every", type=int, default=10, help="steps between collections of curvature")
-    add("--smoothing", type=float, default=0.0)
-    add("--epochs", type=int, default=15)
-    add("--batch", type=int, default=128)
-    add("--seed", type=int, default=0)
-    add("--images", type=int, help="only so many training images")
-    add("--split", choices=("validation", "test"), default="validation")
-    add("--device", help="a CUDA device where there is one")
-    add("--checkpoint-every", type=int, default=10, help="epochs between checkpoints; 0 for none")
-    add("--out", required=True, help="the log")
-    return parser
-
-
-if __name__ == "__main__":
-    main(options().parse_args())

@@ -1,38 +1,44 @@
-"""airbench94 with only the optimizer of its filters exchanged: CIFAR-10 in eight epochs, paired seeds.
+"""airbench94 with only the optimizer of its filters exchanged, paired seeds.
 
-    FISHERFOLD_DATA=data PYTHONPATH=src python benchmarks/gpu/airbench.py --tune
-    FISHERFOLD_DATA=data PYTHONPATH=src python benchmarks/gpu/airbench.py --lr muon=0.24,spectral=0.04 --seeds 50
+The recipe of arXiv 2404.00498 in its form with Muon, written anew: a whitening convolution from
+eigenvectors of patches (only its bias is trained, for three epochs), three groups of two
+convolutions started as identities, batch norms without gains, GELU, label smoothing 0.2, flips that
+alternate by epoch, shifts by two pixels, batch 2,000, rates that fall linearly, and six views at
+test time. ``--tune`` judges the rates on 5,000 images left out of training; without it the test
+images judge. All parameters but the filters have its SGD in every row. Seconds are those of a run
+alone only with ``--processes 1``; more share the GPU (start the MPS control daemon first).
 
-The recipe of arXiv 2404.00498 in its form with Muon, written anew: a whitening convolution from eigenvectors of patches
-(only its bias is trained, for three epochs), three groups of two convolutions started as identities, batch norms
-without gains, GELU, label smoothing 0.2, flips that alternate by epoch, shifts by two pixels, batch 2,000, rates that
-fall linearly, and six views at test time. ``--tune`` judges the rates on 5,000 images left out of training; without it
-the test images judge. All parameters but the filters have its SGD in every row. Seconds are those of a run alone only
-with ``--processes 1``; more share the GPU (start the MPS control daemon first).
+Against: Muon in airbench's form
+Takes: two minutes on an H200
+Page: docs/benchmarks/networks.md
 """
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import statistics
-import sys
 import time
-from pathlib import Path
+from argparse import ArgumentParser, Namespace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.cifar.data import load_images
+from benchmarks.cifar.optimizers import FlatMuon
 from fisherfold.optim import SphereOptimizer
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "cifar"))
-from data import load_images
-from optimizers import FlatMuon
-
+SMOKE = (
+    "--quick --epochs 1 --seeds 2 --lr muon=0.24,spectral=0.04",
+    "--quick --epochs 1 --tune",
+)
 GRIDS = {"muon": (0.12, 0.24, 0.48), "spectral": (0.02, 0.04, 0.08), "gradient": (0.02, 0.04, 0.08)}
-MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-BIAS_LR, HEAD_LR, DECAY, WHITE_EPOCHS = 0.053, 0.67, 2e-6, 3
+MEAN = (0.4914, 0.4822, 0.4465)
+DEVIATION = (0.2470, 0.2435, 0.2616)
+BIAS_LR = 0.053
+HEAD_LR = 0.67
+DECAY = 2e-6
+WHITE_EPOCHS = 3
 
 
 def norm(channels: int) -> nn.BatchNorm2d:
@@ -83,13 +89,12 @@ def epoch_images(x: Tensor, first: Tensor, epoch: int, generator: torch.Generato
     padded = F.pad(x, (2, 2, 2, 2), "reflect")
     shifts = torch.randint(5, (len(x), 2), generator=generator).to(x.device)
     steps = torch.arange(32, device=x.device)
-    rows, columns = (
-        (shifts[:, :1] + steps)[:, None, :, None],
-        (shifts[:, 1:] + steps)[:, None, None, :],
-    )
+    rows = (shifts[:, :1] + steps)[:, None, :, None]
+    columns = (shifts[:, 1:] + steps)[:, None, None, :]
     flipped = (first if epoch % 2 == 0 else ~first)[:, None, None, None]
     columns = torch.where(flipped, columns.flip(3), columns)
-    samples, channels = torch.arange(len(x), device=x.device), torch.arange(3, device=x.device)
+    samples = torch.arange(len(x), device=x.device)
+    channels = torch.arange(3, device=x.device)
     return padded[samples[:, None, None, None], channels[None, :, None, None], rows, columns]
 
 
@@ -110,11 +115,12 @@ def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 def train(
-    name: str, lr: float, seed: int, data: tuple[Tensor, ...], given: argparse.Namespace
+    name: str, lr: float, seed: int, data: tuple[Tensor, ...], given: Namespace
 ) -> tuple[float, float]:
     x, y, judged, judged_labels = data
     torch.manual_seed(seed)
-    began, generator = time.perf_counter(), torch.Generator().manual_seed(seed)
+    began = time.perf_counter()
+    generator = torch.Generator().manual_seed(seed)
     model = Net(x, (8, 8, 8) if given.quick else (64, 256, 256)).to(
         x.device, memory_format=torch.channels_last
     )
@@ -134,8 +140,10 @@ def train(
             [{"params": weights, "rule": "spheres"}], lr, direction=name, momentum=given.momentum
         )
     every = [*own.param_groups, *rest.param_groups]
-    rates, per = [group["lr"] for group in every], len(x) // batch
-    total, done = given.epochs * per, 0
+    rates = [group["lr"] for group in every]
+    per = len(x) // batch
+    total = given.epochs * per
+    done = 0
     first = torch.rand(len(x), generator=generator).to(x.device) < 0.5
     for epoch in range(given.epochs):
         model.train()
@@ -161,21 +169,22 @@ def train(
 DATA: tuple[Tensor, ...] = ()
 
 
-def prepare(given: argparse.Namespace) -> None:
+def prepare(given: Namespace) -> None:
     global DATA
     DATA = load(given, "cuda" if torch.cuda.is_available() else "cpu")
 
 
-def run(job: tuple[str, float, int, argparse.Namespace]) -> tuple[float, float]:
+def run(job: tuple[str, float, int, Namespace]) -> tuple[float, float]:
     *what, given = job
     return train(*what, DATA, given)  # type: ignore[arg-type]
 
 
-def load(given: argparse.Namespace, device: str) -> tuple[Tensor, ...]:
+def load(given: Namespace, device: str) -> tuple[Tensor, ...]:
     data = load_images("cifar10")
     parts = [data.train_images, data.train_labels, data.test_images, data.test_labels]
     if given.tune:
-        parts = [parts[0][:-5000], parts[1][:-5000], parts[0][-5000:], parts[1][-5000:]]
+        cut = len(parts[0]) - len(parts[0]) // 10
+        parts = [parts[0][:cut], parts[1][:cut], parts[0][cut:], parts[1][cut:]]
     if given.quick:
         parts = [part[:400] for part in parts]
     mean, deviation = (torch.tensor(v).view(1, 3, 1, 1) for v in (MEAN, DEVIATION))
@@ -187,10 +196,7 @@ def load(given: argparse.Namespace, device: str) -> tuple[Tensor, ...]:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def options(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--lr", default="muon=0.24,spectral=0.04,gradient=0.04")
     add("--momentum", type=float, default=0.6)
@@ -198,14 +204,15 @@ def main() -> None:
     add("--batch", type=int, default=2000)
     add("--seeds", type=int, default=50)
     add(
-        "--tune",
-        action="store_true",
-        help="three rates each on images left out of training, three seeds",
+        "--tune", action="store_true", help="three rates each on a tenth of the images, three seeds"
     )
-    add("--processes", type=int, default=1)
+    add("--processes", type=int, default=1, help="that share the GPU")
     add("--quick", action="store_true", help="400 images and a tiny network")
-    given = parser.parse_args()
-    chosen, base = dict(pair.split("=") for pair in given.lr.split(",")), []
+
+
+def main(given: Namespace) -> None:
+    chosen = dict(pair.split("=") for pair in given.lr.split(","))
+    base: list[float] = []
     settings = (
         [(n, lr) for n, grid in GRIDS.items() for lr in grid]
         if given.tune
@@ -227,7 +234,3 @@ def main() -> None:
             f"{name:9} {lr:5} {statistics.mean(found):.2f} %, {over}, {seconds:.2f} s a run",
             flush=True,
         )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,19 +1,23 @@
-"""Completion on one GPU against all cores of the same machine, in one process.
+"""Completion on one GPU against all cores of the same machine.
 
-    PYTHONPATH=src python benchmarks/gpu/completion.py --sizes 1e6,1e7
+Synthetic ratings with Zipf-like popularity, MovieLens-1M-sized and more, rank 10, float32. Per
+size: whole default fits of the estimator with its predictions and recommendations; one loss and
+gradient over all ratings, one exact Fisher product, one alternating step of the point model and one
+pass of the variational model (medians), and how far the device's gradient is from the CPU's. On a
+machine without a GPU the CPU stands in for the device.
 
-Synthetic ratings with Zipf-like popularity, MovieLens-1M-sized and more, rank 10, float32. Per size: whole default fits
-of the estimator with its predictions and recommendations; one loss and gradient over all ratings, one exact Fisher
-product, one alternating step of the point model and one pass of the variational model (medians), and how far the
-device's gradient is from the CPU's. On a machine without a GPU the CPU stands in for the device.
+Against: the CPU of the same machine
+Takes: two minutes on an H200
+Page: docs/benchmarks/scale.md
 """
 
 from __future__ import annotations
 
-import argparse
 import json
+import os
 import statistics
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,15 +34,23 @@ from fisherfold.completion.point.problem import CompletionProblem
 from fisherfold.completion.ratings import Ratings
 from fisherfold.completion.recommend import best_columns
 
+SMOKE = "--sizes 1e4 --passes 2 --out {folder}/completion.json"
 RANK = 10
-SIZES = {"1e5": (2000, 1000, 10**5), "1e6": (6040, 3706, 10**6), "1e7": (70_000, 10_700, 10**7)}
-SIZES["1e8"] = (500_000, 20_000, 10**8)
+# users, items and ratings
+SIZES = {
+    "1e4": (300, 200, 10**4),
+    "1e5": (2000, 1000, 10**5),
+    "1e6": (6040, 3706, 10**6),
+    "1e7": (70_000, 10_700, 10**7),
+    "1e8": (500_000, 20_000, 10**8),
+}
 Array = npt.NDArray[Any]
 
 
 def synthetic(n: int, m: int, count: int, device: str, seed: int = 0) -> tuple[Array, Array, Array]:
-    """Users with log-normal activity, items with Zipf-like popularity, low-rank values in steps of a half."""
-    g, where = torch.Generator(device).manual_seed(seed), {"device": device}
+    """Users with log-normal activity, items by a Zipf-like law, low-rank values in halves."""
+    g = torch.Generator(device).manual_seed(seed)
+    where = {"device": device}
     activity = torch.randn(n, generator=g, **where).mul(1.1).exp()
     users = torch.arange(n, **where).repeat_interleave(
         (count / activity.sum() * activity).round().long()
@@ -49,7 +61,8 @@ def synthetic(n: int, m: int, count: int, device: str, seed: int = 0) -> tuple[A
         torch.searchsorted(share, drawn).clamp_(max=m - 1)
     ]
     pairs = torch.unique(users * m + items)
-    users, items = pairs // m, pairs % m
+    users = pairs // m
+    items = pairs % m
     left, right = (torch.randn(size, 4, generator=g, **where) for size in (n, m))
     values = 0.8 * torch.randn(len(pairs), generator=g, **where)
     for k in range(4):
@@ -103,10 +116,12 @@ def works(ratings: Ratings) -> tuple[dict[str, Callable[[], Any]], Callable[[], 
 def whole(
     users: Array, items: Array, values: Array, device: str, passes: int | None
 ) -> dict[str, Any]:
-    """Fits of the estimator, ids and sorting included, predictions and recommendations, on all cores and the device."""
-    pairs, held = np.stack([users, items], 1), np.arange(len(values)) % 50 == 0
+    """Fits, ids and sorting included, and requests, on all cores and the device."""
+    pairs = np.stack([users, items], 1)
+    held = np.arange(len(values)) % 50 == 0
     asked = np.random.default_rng(1).choice(np.unique(users), 10_000)
-    settings, rows = {} if passes is None else {"max_iter": passes, "tol": 0.0}, {}
+    settings = {} if passes is None else {"max_iter": passes, "tol": 0.0}
+    rows = {}
     for where in dict.fromkeys(("cpu", device)):
         model = MatrixCompletion(RANK, device=where, **settings)
         if where == "cuda":  # start the device before the clock
@@ -129,8 +144,9 @@ def whole(
             "predict_s": predicted - fitted,
         }
         print(
-            f"{where:5} fit {fitted - began:7.2f} s, {model.n_iter_} passes, RMSE {rmse:.4f}; predict {held.sum():,}"
-            f" pairs {predicted - fitted:.2f} s; recommend {rate:,.0f} ids/s",
+            f"{where:5} fit {fitted - began:7.2f} s, {model.n_iter_} passes, RMSE {rmse:.4f};",
+            f"predict {held.sum():,} pairs {predicted - fitted:.2f} s;",
+            f"recommend {rate:,.0f} ids/s",
             flush=True,
         )
     return rows
@@ -138,11 +154,13 @@ def whole(
 
 def operations(ratings: Ratings, device: str) -> dict[str, Any]:
     """The single operations on all cores and on the device."""
-    (slow, reference), (fast, candidate) = works(ratings), works(ratings.to(device))
+    (slow, reference) = works(ratings)
+    (fast, candidate) = works(ratings.to(device))
     rows: dict[str, Any] = {}
     print(f"{'milliseconds':24}{'CPU':>10}{'device':>10}{'CPU/device':>12}")
     for key in slow:
-        cpu, gpu = timed(slow[key], "cpu", 3), timed(fast[key], device, 9)
+        cpu = timed(slow[key], "cpu", 3)
+        gpu = timed(fast[key], device, 9)
         rows[key] = {"cpu_ms": 1e3 * cpu, "device_ms": 1e3 * gpu, "ratio": cpu / gpu}
         print(f"{key:24}{1e3 * cpu:10.2f}{1e3 * gpu:10.2f}{cpu / gpu:12.1f}", flush=True)
     rows["gradient_off"] = float((candidate().cpu() - reference()).norm() / reference().norm())
@@ -150,20 +168,20 @@ def operations(ratings: Ratings, device: str) -> dict[str, Any]:
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--sizes", default="1e6,1e7", help="of 1e5, 1e6, 1e7 and 1e8")
+def options(parser: ArgumentParser) -> None:
+    parser.add_argument("--sizes", default="1e6,1e7", help="of 1e4, 1e5, 1e6, 1e7 and 1e8")
     parser.add_argument("--passes", type=int, help="passes of a fit; it ends by itself otherwise")
     parser.add_argument("--fits", action="store_true", help="no single operations")
     parser.add_argument("--out", type=Path, default=Path("completion.json"))
-    given = parser.parse_args()
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of the CPU (all)")
+
+
+def main(given: Namespace) -> None:
+    torch.set_num_threads(given.threads)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU (no GPU here)"
-    print(
-        f"torch {torch.__version__}, device: {name}, CPU: {torch.get_num_threads()} threads; rank {RANK}, float32"
-    )
+    print(f"torch {torch.__version__}, device: {name}, CPU: {given.threads} threads")
+    print(f"rank {RANK}, float32")
     report: dict[str, Any] = {
         "torch": torch.__version__,
         "device": name,
@@ -184,7 +202,3 @@ def main() -> None:
             report[size]["device_bytes"] = torch.cuda.max_memory_allocated()
             print(f"device memory at most {torch.cuda.max_memory_allocated() / 2**20:.0f} MiB")
         given.out.write_text(json.dumps(report, indent=1))
-
-
-if __name__ == "__main__":
-    main()

@@ -20,7 +20,6 @@ from fisherfold.cli import reproduce as reproduce_commands
 from fisherfold.reproduce import figures, reproduce
 from fisherfold.reproduce.page import Section
 from fisherfold.reproduce.reproduce import Options
-from fisherfold.reproduce.theory import PARTS
 
 
 @pytest.fixture
@@ -126,32 +125,23 @@ def test_runs_of_other_data_are_not_read_for_these(folder, tmp_path):
 def test_a_record_that_was_cut_short_is_made_again(folder, tmp_path):
     options = Options(quick=True, seeds=1, output=tmp_path / "out")
     whole = reproduce.reproduce_figure("school", options)
-    (part,) = reproduce.reproduce_theory(options, ("invariance",))
     before = curves(options)
     kept = sorted((options.folder / "school" / "runs").iterdir())
     kept[0].write_bytes(kept[0].read_bytes()[:100])
     kept[1].write_text("[]")
-    record = options.section_file("theory-invariance")
-    record.write_bytes(record.read_bytes()[:100])
     assert reproduce.reproduce_figure("school", options).why == whole.why
     assert repr(curves(options)) == repr(before)
-    assert reproduce.reproduce_theory(options, ("invariance",)) == [part]
 
 
-def test_a_part_of_the_theory_leaves_its_files_and_is_read_again(tmp_path, monkeypatch):
+def test_the_theory_outside_of_a_clone_says_where_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduce, "__file__", str(tmp_path / "a" / "b" / "c" / "reproduce.py"))
+    monkeypatch.chdir(tmp_path)
     options = Options(quick=True, seeds=1, output=tmp_path)
-    found = reproduce.reproduce_theory(options, ("invariance",))
-    assert [section.name for section in found] == ["theory-invariance"]
-    file = options.folder / "theory" / "invariance"
-    assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-    assert file.with_suffix(".csv").read_text().count("\n") == 5
-    assert {row[3] for row in found[0].tables[0].rows} == {"holds", "fails"}
-    monkeypatch.setattr(reproduce, "PARTS", {})
-    assert reproduce.reproduce_theory(options, ("invariance",)) == found, (
-        "nothing was measured again"
-    )
-    with pytest.raises(KeyError):
-        reproduce.reproduce_theory(Options(quick=True, seeds=2, output=tmp_path), ("invariance",))
+    with pytest.raises(FileNotFoundError, match="run this command in a clone"):
+        reproduce.run("theory", options)
+    found = {section.name: section for section in reproduce.sections(options)}
+    assert found["theory-rates"].verdict == "not run"
+    assert "clone" in found["theory-rates"].why[0]
 
 
 def test_commands_repeat_what_was_run_and_can_be_typed(tmp_path):
@@ -168,7 +158,8 @@ def test_commands_repeat_what_was_run_and_can_be_typed(tmp_path):
 
 
 def test_the_names_of_parts_are_those_of_the_command():
-    assert tuple(PARTS) == reproduce_commands.PARTS
+    parts = [name.removeprefix("theory-") for name in reproduce.CLAIMS if "theory-" in name]
+    assert tuple(parts) == reproduce_commands.PARTS
     assert set(reproduce.FIGURES) == set(reproduce_commands.FIGURES)
 
 

@@ -7,8 +7,7 @@ import math
 import pytest
 
 from fisherfold.reproduce.figures import FigurePlan, FigureResult, MethodPlan, Run
-from fisherfold.reproduce.reproduce import figure_section, theory_section
-from fisherfold.reproduce.theory.report import Finding, Part
+from fisherfold.reproduce.reproduce import figure_section
 from fisherfold.reproduce.verdicts import Comparison, compare, cost_of, judge, true_count
 
 LABELS = ("RNGD", "RSGD", "RCG", "ours")
@@ -147,22 +146,3 @@ def test_a_figure_section_has_the_verdict_the_curves_and_the_numbers():
     assert section.tables[0].rows[0][2] == pytest.approx(1.1)
     worse = result({"RNGD": [[9, 3.0]], "RSGD": [[9, 2.0]]})
     assert figure_section(worse).verdict == "does not hold"
-
-
-@pytest.mark.parametrize(
-    ("seen", "verdict"),
-    [
-        (("holds", "fails"), "holds partly"),
-        (("holds",), "holds"),
-        (("fails",), "does not hold"),
-        (("partly",), "holds partly"),
-        (("holds", "partly"), "holds partly"),
-    ],
-)
-def test_the_verdict_of_a_part_of_the_theory(seen, verdict):
-    findings = [Finding(f"statement {i}", 0.0, 0.25, each, "") for i, each in enumerate(seen)]
-    section = theory_section(Part("metric", "T", "S", findings, [], None), {})
-    assert section.verdict == verdict
-    assert (f"Does not hold: statement {len(seen) - 1} (measured 0.25)." in section.why) == (
-        "fails" in seen
-    )

@@ -6,25 +6,22 @@ command refreshes it and nothing has to be run twice. A sketch (``quick``) has a
 
 from __future__ import annotations
 
+import importlib
 import shlex
-from collections import Counter
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from fisherfold._version import __version__
 from fisherfold.files import make_folder, write_atomically
-from fisherfold.plain import counted
-from fisherfold.progress import track
 from fisherfold.reproduce import cifar, completion, subspace
 from fisherfold.reproduce.figures import FigurePlan, FigureResult, png, run_figure, write_figure
 from fisherfold.reproduce.page import Section, Table, Verdict, write_page
-from fisherfold.reproduce.theory import PARTS, Settings, chosen
-from fisherfold.reproduce.theory.report import Part, write_part
 from fisherfold.reproduce.verdicts import RULES, Kind, compare, judge, true_count
-from fisherfold.reproduce.workers import Workers
 
 FIGURES: dict[str, Callable[[], FigurePlan]] = {
     "jester": completion.jester,
@@ -150,64 +147,20 @@ def figure_section(result: FigureResult, *, command: str = "") -> Section:
 
 def reproduce_theory(options: Options, parts: tuple[str, ...] = ()) -> list[Section]:
     """Measure the parts of the theory that are not there yet; write their files and sections."""
-    settings = Settings(quick=options.quick, seeds=options.seeds)
-    shown = {"quick": options.quick, "seeds": options.seeds, "version": __version__}
-    names = chosen(parts)
-    files = {name: options.section_file(f"theory-{name}") for name in names}
-    missing = [
-        n for n in names if (found := Section.load(files[n])) is None or found.settings != shown
-    ]
-    with track("theory", len(names)) as line, Workers(options.jobs) as workers:
-        line.update(len(names) - len(missing))
-        one = partial(_measure, settings, options.folder / "theory")
-        for part in workers.each(one, missing) if options.jobs > 1 else map(one, missing):
-            theory_section(part, shown, options.command(f"theory-{part.name}")).save(
-                files[part.name]
-            )
-            line.advance()
-    return [section for name in names if (section := Section.load(files[name])) is not None]
+    found: list[Section] = theory_of_a_clone().run(options, parts)
+    return found
 
 
-def _measure(settings: Settings, folder: Path, name: str) -> Part:
-    part = PARTS[name](settings)
-    write_part(part, folder)
-    return replace(part, figure=None)
-
-
-def theory_section(part: Part, settings: dict[str, object], command: str = "") -> Section:
-    """One part of the theory as a section."""
-    seen = Counter(str(finding.verdict) for finding in part.findings)
-    words = {"holds": "true", "partly": "true with a restriction", "fails": "not true"}
-    counts = ", ".join(
-        f"{seen[verdict]} {word}" for verdict, word in words.items() if seen[verdict]
-    )
-    why = [f"{counted(len(part.findings), 'statement')}: {counts}."]
-    why += [
-        f"Does not hold: {f.name} (measured {f.measured:.3g})."
-        if isinstance(f.measured, float)
-        else f"Does not hold: {f.name} (measured {f.measured})."
-        for f in part.findings
-        if f.verdict == "fails"
-    ]
-    rows = [[f.name, f.predicted, f.measured, f.verdict, f.note] for f in part.findings]
-    table = Table(
-        "Findings", ["statement", "predicted", "measured", "verdict", "how it was measured"], rows
-    )
-    verdict: Verdict = "holds partly"
-    if len(seen) == 1 and "partly" not in seen:
-        verdict = "holds" if "holds" in seen else "does not hold"
-    name = f"theory-{part.name}"
-    return Section(
-        name,
-        f"Theory: {part.title}",
-        CLAIMS[name],
-        verdict,
-        why,
-        settings,
-        command,
-        [table],
-        f"theory/{part.name}.png",
-        [part.sentence],
+def theory_of_a_clone() -> ModuleType:
+    """Import the experiments of the theory, which a clone of the repository has and the wheel not."""
+    for root in (Path(__file__).parents[3], Path.cwd()):
+        if (root / "benchmarks" / "theory" / "__init__.py").is_file():
+            if str(root) not in sys.path:
+                sys.path.append(str(root))
+            return importlib.import_module("benchmarks.theory")
+    raise FileNotFoundError(
+        "the experiments of the theory are not part of the installed package: run this command in "
+        "a clone of the repository, which has them in benchmarks/theory"
     )
 
 
@@ -225,9 +178,11 @@ def reproduce_cifar(options: Options, results: Path = cifar.RESULTS) -> Section:
 
 
 def mark_missing(name: str, hint: str, options: Options) -> None:
-    """Let the page say that the data of an experiment were not found, unless it has results from before."""
-    if Section.load(options.section_file(name)) is None:
-        _empty(name, "data not found", hint, options).save(options.section_file(name))
+    """Let the page say what an experiment lacks, unless it has results from before."""
+    for each in [claim for claim in CLAIMS if claim.partition("-")[0] == name]:
+        if Section.load(options.section_file(each)) is None:
+            verdict: Verdict = "not run" if name == "theory" else "data not found"
+            _empty(each, verdict, hint, options).save(options.section_file(each))
 
 
 def sections(options: Options) -> list[Section]:

@@ -20,12 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fisherfold.fisher.likelihoods import Bernoulli
-from fisherfold.manifolds import Stiefel
-from fisherfold.plain import counted
-from fisherfold.problems import NLLProblem
-from fisherfold.reproduce.theory.pictures import draw_global
-from fisherfold.reproduce.theory.report import (
+from benchmarks.theory.pictures import draw_global
+from benchmarks.theory.report import (
     Finding,
     Part,
     Row,
@@ -34,6 +30,10 @@ from fisherfold.reproduce.theory.report import (
     holds_if,
     pick,
 )
+from fisherfold.fisher.likelihoods import Bernoulli
+from fisherfold.manifolds import Stiefel
+from fisherfold.plain import counted
+from fisherfold.problems import NLLProblem
 from fisherfold.solvers import GradientNorm, minimize
 
 TINY = 1e-20

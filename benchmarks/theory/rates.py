@@ -19,8 +19,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fisherfold.reproduce.theory.pictures import draw_rates
-from fisherfold.reproduce.theory.report import (
+from benchmarks.theory.pictures import draw_rates
+from benchmarks.theory.report import (
     Finding,
     Part,
     Row,
@@ -29,7 +29,7 @@ from fisherfold.reproduce.theory.report import (
     holds_if,
     pick,
 )
-from fisherfold.reproduce.theory.stability import change_norm, inputs, moved_targets, networks
+from benchmarks.theory.stability import change_norm, inputs, moved_targets, networks
 from fisherfold.reproduce.twolayer import TwoLayer
 from fisherfold.solvers import GradientNorm, minimize
 

@@ -31,8 +31,8 @@ import torch
 from scipy.special import betainc
 from torch import Tensor
 
-from fisherfold.reproduce.theory.pictures import draw_stability
-from fisherfold.reproduce.theory.report import (
+from benchmarks.theory.pictures import draw_stability
+from benchmarks.theory.report import (
     Finding,
     Part,
     Row,

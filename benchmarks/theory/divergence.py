@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.theory.report import Finding, Row, Settings, holds_if, pick
 from fisherfold.fisher.likelihoods import (
     Bernoulli,
     Categorical,
@@ -30,7 +31,6 @@ from fisherfold.manifolds import Euclidean, Grassmann, Manifold, Oblique, Produc
 from fisherfold.manifolds.base import Point, dot, leaves, scale
 from fisherfold.manifolds.verdict import slope
 from fisherfold.problems import NLLProblem
-from fisherfold.reproduce.theory.report import Finding, Row, Settings, holds_if, pick
 
 LIKELIHOODS: dict[str, ExponentialFamily] = {
     "gaussian": Gaussian(),

@@ -19,13 +19,10 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize as constrained_minimum
 from torch import Tensor
 
-from fisherfold.fisher.solve import tangent_basis
-from fisherfold.manifolds import Stiefel
-from fisherfold.problems import NLLProblem
-from fisherfold.reproduce.theory import divergence
-from fisherfold.reproduce.theory.divergence import LIKELIHOODS, make_problem
-from fisherfold.reproduce.theory.pictures import draw_metric
-from fisherfold.reproduce.theory.report import (
+from benchmarks.theory import divergence
+from benchmarks.theory.divergence import LIKELIHOODS, make_problem
+from benchmarks.theory.pictures import draw_metric
+from benchmarks.theory.report import (
     Finding,
     Part,
     Row,
@@ -34,6 +31,9 @@ from fisherfold.reproduce.theory.report import (
     holds_if,
     pick,
 )
+from fisherfold.fisher.solve import tangent_basis
+from fisherfold.manifolds import Stiefel
+from fisherfold.problems import NLLProblem
 
 RADII = [0.1, 0.05, 0.025, 0.0125, 0.00625, 0.003125]
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fisherfold.reproduce.theory.pictures import draw_invariance
-from fisherfold.reproduce.theory.report import Finding, Part, Row, Settings, holds_if, pick
+from benchmarks.theory.pictures import draw_invariance
+from benchmarks.theory.report import Finding, Part, Row, Settings, holds_if, pick
 
 BATCH, INPUTS, HIDDEN, CLASSES = 32, 10, 12, 4
 

@@ -5,21 +5,24 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fisherfold.fisher.likelihoods import Categorical, Gaussian, Poisson
-from fisherfold.manifolds import Stiefel
-from fisherfold.manifolds.verdict import slope
-from fisherfold.reproduce.theory import (
+from benchmarks import theory
+from benchmarks.theory import (
     PARTS,
     Settings,
     divergence,
     global_convergence,
     invariance,
     rates,
-    run_theory,
+    section,
     stability,
     steepest,
 )
-from fisherfold.reproduce.theory.report import fitted_power
+from benchmarks.theory.report import Finding, Part, fitted_power
+from fisherfold.fisher.likelihoods import Categorical, Gaussian, Poisson
+from fisherfold.manifolds import Stiefel
+from fisherfold.manifolds.verdict import slope
+from fisherfold.reproduce import reproduce
+from fisherfold.reproduce.reproduce import Options
 from fisherfold.reproduce.twolayer import TwoLayer
 
 NOISE = 2e-15
@@ -270,7 +273,7 @@ def test_the_verdicts_of_the_fifth_part():
 
 @pytest.mark.slow
 def test_every_part_runs_and_gives_ten_rows_and_more():
-    parts = run_theory(Settings(quick=True, seeds=2))
+    parts = [PARTS[name](Settings(quick=True, seeds=2)) for name in PARTS]
     assert [part.name for part in parts] == list(PARTS)
     results = [finding for part in parts for finding in part.findings]
     assert len(results) >= 35
@@ -278,6 +281,48 @@ def test_every_part_runs_and_gives_ten_rows_and_more():
     assert [f.verdict for f in results if global_convergence.THEOREM in f.name] == ["holds"]
 
 
-def test_a_part_that_does_not_exist_is_rejected():
+@pytest.mark.parametrize(
+    ("seen", "verdict"),
+    [
+        (("holds", "fails"), "holds partly"),
+        (("holds",), "holds"),
+        (("fails",), "does not hold"),
+        (("partly",), "holds partly"),
+        (("holds", "partly"), "holds partly"),
+    ],
+)
+def test_the_verdict_of_a_part_of_the_theory(seen, verdict):
+    findings = [Finding(f"statement {i}", 0.0, 0.25, each, "") for i, each in enumerate(seen)]
+    found = section(Part("metric", "T", "S", findings, [], None), {})
+    assert found.verdict == verdict
+    assert (f"Does not hold: statement {len(seen) - 1} (measured 0.25)." in found.why) == (
+        "fails" in seen
+    )
+
+
+def test_a_part_of_the_theory_leaves_its_files_and_is_read_again(tmp_path, monkeypatch):
+    options = Options(quick=True, seeds=1, output=tmp_path)
+    found = reproduce.reproduce_theory(options, ("invariance",))
+    assert [section.name for section in found] == ["theory-invariance"]
+    file = options.folder / "theory" / "invariance"
+    assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert file.with_suffix(".csv").read_text().count("\n") == 5
+    assert {row[3] for row in found[0].tables[0].rows} == {"holds", "fails"}
+    monkeypatch.setattr(theory, "PARTS", {"invariance": None})
+    assert reproduce.reproduce_theory(options, ("invariance",)) == found
+    with pytest.raises(TypeError):
+        reproduce.reproduce_theory(Options(quick=True, seeds=2, output=tmp_path), ("invariance",))
+
+
+def test_a_section_that_was_cut_short_is_measured_again(tmp_path):
+    options = Options(quick=True, seeds=1, output=tmp_path)
+    (part,) = reproduce.reproduce_theory(options, ("invariance",))
+    record = options.section_file("theory-invariance")
+    record.write_bytes(record.read_bytes()[:100])
+    assert reproduce.reproduce_theory(options, ("invariance",)) == [part]
+
+
+def test_a_part_that_does_not_exist_is_rejected(tmp_path):
+    options = Options(output=tmp_path)
     with pytest.raises(ValueError, match=r"part must be one of \['metric', .*\], got \['proof'\]"):
-        run_theory(Settings(), only=("proof",))
+        reproduce.reproduce_theory(options, ("proof",))

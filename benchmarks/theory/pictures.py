@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from fisherfold.reproduce.theory.report import BLACK, BLUE, COLOURS, GREEN, ORANGE, PINK, SKY, pick
+from benchmarks.theory.report import BLACK, BLUE, COLOURS, GREEN, ORANGE, PINK, SKY, pick
 
 Rows = Sequence[dict[str, Any]]
 _GREY = "#888888"

@@ -1,0 +1,1 @@
+"""Networks on CIFAR: the training script and the comparisons made with it."""
