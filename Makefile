@@ -8,10 +8,10 @@ OLD    := -W ignore::DeprecationWarning -W ignore::FutureWarning
 export FISHERFOLD_DATA ?= $(wildcard $(abspath ../shared/data))
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help setup demo test unit doctest lint types imports docs gallery fuzz integrations wheel clean audit lowest
+.PHONY: help setup demo test test-slow unit doctest lint types imports docs gallery fuzz integrations wheel clean audit lowest
 
 help: ## show this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
 # the package alone is enough for the demo; the tools come with the tests
 $(VENV)/.runtime: pyproject.toml constraints.txt
@@ -28,11 +28,14 @@ setup: $(VENV)/.dev ## create the virtual environment with all tools
 demo: $(VENV)/.runtime ## recommend films, train a network, fit a model on a manifold: tables, a picture, a page
 	$(BIN)/python -m fisherfold demo
 
-test: lint types imports audit unit doctest docs ## everything that CI checks, except the wheel
+test: lint types imports audit unit doctest docs ## what CI checks on every change, in three minutes
 
 unit: $(VENV)/.dev
 	$(BIN)/python -W error -c "import fisherfold"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+
+test-slow: $(VENV)/.dev ## the tests that take long: hostile sweeps, kills, several processes, notebooks
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m slow
 
 integrations: $(VENV)/.dev ## the optimizers in Lightning, Accelerate, Transformers and timm
 	$(BIN)/pip install -q -c constraints.txt -e '.[integrations]'

@@ -35,6 +35,7 @@ def test_an_example_runs_says_something_and_draws(name, tmp_path, monkeypatch, c
     assert [file.name for file in tmp_path.iterdir()] == ["picture.png"]
 
 
+@pytest.mark.slow
 def test_an_example_runs_as_a_person_would_run_it(tmp_path):
     import fisherfold
 

@@ -19,6 +19,7 @@ def run(code, *flags):
     )
 
 
+@pytest.mark.slow
 def test_imports_are_silent_under_errors_for_warnings():
     modules = ["fisherfold", *(f"fisherfold.{room}" for room in ROOMS), "fisherfold.testing"]
     done = run("; ".join(f"import {module}" for module in modules), "-W", "error")
@@ -30,6 +31,7 @@ def test_import_alone_loads_no_torch():
     assert done.stdout.split() == ["False", fisherfold.__version__]
 
 
+@pytest.mark.slow
 def test_the_first_forward_mode_product_is_silent():
     code = (
         "import torch, fisherfold as f; x = torch.ones(2, 2)\n"

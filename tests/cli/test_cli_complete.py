@@ -97,6 +97,7 @@ def test_predict_adds_columns_and_finds_its_own_by_name(model, tmp_path):
     ].to_list() == pytest.approx(expected.tolist())
 
 
+@pytest.mark.slow
 def test_predictions_go_through_pipes_whole(model, ratings):
     """60,000 pairs in and out, unbuffered; ``tables/test_writers.py`` has a slow reader."""
     lines = "".join(f"u{k % 30},{k % 20}\n" for k in range(60_000))

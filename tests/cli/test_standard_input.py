@@ -47,6 +47,7 @@ def run(*words, content=None):
     return found.stdout_bytes if found.exit_code == 0 else str(found.exception)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "given"),
     [

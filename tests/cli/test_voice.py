@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from fisherfold import cli
 from fisherfold.cli import app, common, main
 from fisherfold.cli.voice import Voice
+from toy import slow
 
 CLONE = (Path(__file__).parents[2] / "benchmarks").exists()
 SHARED = {"as_json", "quiet", "verbose", "debug"}
@@ -59,6 +60,7 @@ def test_a_command_has_the_shared_options_and_every_option_has_a_help(path):
     assert COMMANDS[path].help.strip().endswith(".")
 
 
+@pytest.mark.slow
 @each
 def test_the_help_of_a_command_shows_examples_that_can_be_typed(path):
     shown = CliRunner().invoke(app, [*path.split()[1:], "--help"], env={"COLUMNS": "400"})
@@ -338,7 +340,7 @@ def test_an_interrupt_before_a_command_is_under_way_is_no_refusal(monkeypatch, c
     assert "confirmed" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("delay", [0.03, 0.1, 0.3, 1.0])
+@pytest.mark.parametrize("delay", [0.1, *slow(0.03, 0.3, 1.0)])
 def test_an_interrupt_at_the_start_shows_no_trace(delay):
     words = [sys.executable, "-m", "fisherfold", "datasets", "verify"]
     with subprocess.Popen(

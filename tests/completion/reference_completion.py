@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.distributions import Gamma, MultivariateNormal, kl_divergence
@@ -13,26 +11,6 @@ from torch.distributions import Gamma, MultivariateNormal, kl_divergence
 from fisherfold.completion.inference.packed import unpack
 from fisherfold.completion.inference.posterior import PRIOR_ROWS, CompletionPosterior, Side
 from fisherfold.completion.ratings import Ratings
-
-
-def low_rank(
-    n: int,
-    m: int,
-    rank: int,
-    share: float,
-    noise: float,
-    seed: int,
-    dtype: torch.dtype = torch.float64,
-) -> tuple[Ratings, npt.NDArray[np.float64]]:
-    """A table with offsets, its observed part as ratings, and the truth."""
-    rng = np.random.default_rng(seed)
-    truth = rng.normal(size=(n, rank)) @ rng.normal(size=(rank, m)) / np.sqrt(rank)
-    truth += 0.5 * rng.normal(size=(n, 1)) + 0.5 * rng.normal(size=(1, m))
-    rows, columns = np.nonzero(rng.random((n, m)) < share)
-    values = truth[rows, columns] + noise * rng.normal(size=len(rows))
-    center, scale = values.mean(), values.std()
-    ratings = Ratings(rows, columns, (values - center) / scale, (n, m), dtype=dtype)
-    return ratings, (truth - center) / scale
 
 
 def member(side: Side, i: int) -> tuple[Tensor, Tensor]:

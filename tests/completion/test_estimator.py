@@ -16,22 +16,12 @@ from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
 
 import fisherfold.completion.fit as engine
 from fisherfold.completion import MatrixCompletion, MatrixCompletionCV
+from toy import rated_table
 
 
 @pytest.fixture(scope="module")
 def table():
-    """A noisy rank-two table with holes: the table, and the pairs and values that were seen and held out."""
-    rng = np.random.default_rng(0)
-    truth = 3 + rng.normal(size=(60, 2)) @ rng.normal(size=(2, 40)) + 0.3 * rng.normal(size=(60, 1))
-    noisy = truth + 0.1 * rng.normal(size=truth.shape)
-    seen = rng.random(truth.shape) < 0.5
-    return (
-        np.where(seen, noisy, np.nan),
-        np.argwhere(seen),
-        noisy[seen],
-        np.argwhere(~seen),
-        noisy[~seen],
-    )
+    return rated_table()
 
 
 def rmse(a, b):

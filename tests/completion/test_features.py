@@ -13,7 +13,6 @@ import scipy.integrate
 import scipy.sparse
 import scipy.stats
 import torch
-from reference_completion import low_rank
 
 from fisherfold import MatrixCompletion, MatrixCompletionCV
 from fisherfold.completion.inference.features import as_times, encode_features, with_numbers
@@ -23,6 +22,7 @@ from fisherfold.completion.inference.observations import Observations
 from fisherfold.completion.inference.prior_mean import FeatureEffects
 from fisherfold.completion.inference.time_effects import periods_of
 from fisherfold.completion.inference.variational import fit_variational, update_side
+from toy import low_rank
 
 
 def feature_table(n: int, groups: list[int], seed: int) -> tuple[torch.Tensor, torch.Tensor]:

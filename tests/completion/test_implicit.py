@@ -18,6 +18,7 @@ from fisherfold.completion.inference.gram import moments
 from fisherfold.completion.inference.implicit import _update_side, fit_implicit, new_rows
 from fisherfold.completion.inference.packed import pack, unpack
 from fisherfold.completion.inference.posterior import Side
+from toy import two_tastes
 
 N, M, RANK, ALPHA = 7, 6, 2, 1.5
 
@@ -106,15 +107,6 @@ def test_a_row_of_the_fit_folded_in_again_is_the_same():
     torch.testing.assert_close(
         nobody.mean, posterior.rows.center.expand(N, -1).to(nobody.mean), rtol=0, atol=0
     )
-
-
-def two_tastes(n=60, m=20, seed=0):
-    """Even users take even items, odd users odd ones; one item of its own taste is held out of every user."""
-    rng = np.random.default_rng(seed)
-    pairs = [(u, i) for u in range(n) for i in range(m) if u % 2 == i % 2 and rng.random() < 0.7]
-    held = {u: int(rng.choice([i for v, i in pairs if v == u])) for u in range(n)}
-    kept = [(u, i) for u, i in pairs if held[u] != i]
-    return kept, list(held.items())
 
 
 @pytest.fixture(scope="module")

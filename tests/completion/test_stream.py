@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import reference_completion as reference
 import torch
-from reference_completion import low_rank
 
 from fisherfold.completion import MatrixCompletion
 from fisherfold.completion.inference.packed import unpack
 from fisherfold.completion.inference.stream import absorb, grow, look_back
 from fisherfold.completion.inference.variational import fit_variational
 from fisherfold.completion.ratings import Ratings
+from toy import low_rank
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import reference_completion as reference
 import torch
-from reference_completion import low_rank
 
 import fisherfold.completion.inference.gram as gram
 import fisherfold.completion.inference.posterior as predictive
@@ -19,6 +18,7 @@ from fisherfold.completion.inference.packed import unpack
 from fisherfold.completion.inference.start import raise_rank, start_posterior
 from fisherfold.completion.inference.variational import fit_variational, gradual_start, update_side
 from fisherfold.completion.ratings import Ratings
+from toy import low_rank
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -250,6 +250,7 @@ def test_gpu_is_the_same():
     torch.testing.assert_close(there.rows.mean.cpu(), here.rows.mean, atol=1e-8, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_chunks_of_predictions_are_those_of_one_and_leave_nothing_behind(monkeypatch):
     """A tensor kept for each chunk lies between the tables of the next ones, whose memory then cannot be given back."""
     ratings, _ = low_rank(6, 5, 2, 0.8, 0.3, 8)

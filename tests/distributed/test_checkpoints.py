@@ -15,6 +15,7 @@ from fisherfold.completion.ratings import Ratings
 from fisherfold.distributed import ALONE, Group
 from fisherfold.files import write_tensors
 from fisherfold.solvers import GradientNorm, minimize
+from toy import slow
 
 from ranks import on_ranks, same_bits  # isort: skip
 from test_shared_problems import shared  # isort: skip
@@ -55,7 +56,7 @@ def resumed_from_the_folder_of_rank_0(folder: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, *slow(3)])
 def test_only_the_first_process_needs_the_file(world: int, tmp_path: Path) -> None:
     (tmp_path / "host0").mkdir()
     ranks = on_ranks(world, tmp_path, resumed_from_the_folder_of_rank_0, str(tmp_path))

@@ -17,6 +17,7 @@ import torch
 from torch import multiprocessing
 
 from fisherfold import MatrixCompletion, SubspaceRegressor
+from toy import slow
 
 import fit_and_die  # isort: skip
 from fits import PASSES, dying, resumed, whole  # isort: skip
@@ -100,6 +101,7 @@ except RankLost as error:
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_stands_still_is_named_while_it_is_waited_for_and_after_the_timeout() -> None:
     with meeting() as place:
         processes = [
@@ -152,6 +154,7 @@ def run(arguments: list[str], restarts: int) -> subprocess.CompletedProcess[str]
             return done
 
 
+@pytest.mark.slow
 def test_torchrun_goes_on_from_the_checkpoint_to_the_same_bits(
     tmp_path: Path, uninterrupted: dict[str, Any]
 ) -> None:
@@ -164,7 +167,7 @@ def test_torchrun_goes_on_from_the_checkpoint_to_the_same_bits(
     same_bits([found, uninterrupted])
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, *slow(1)])
 def test_a_fit_goes_on_after_a_kill_to_the_same_bits(
     victim: int, tmp_path: Path, uninterrupted: dict[str, Any]
 ) -> None:
@@ -182,6 +185,7 @@ def sleep() -> None:
     time.sleep(600)
 
 
+@pytest.mark.slow
 def test_processes_that_do_not_end_are_killed_and_named(tmp_path: Path) -> None:
     with pytest.raises(
         TimeoutError, match=r"^ranks \[0, 1\] of 2 did not end within 0\.1 seconds$"

@@ -26,6 +26,8 @@ from fisherfold.tables.checkpoint import FitCheckpoint
 from ranks import compare, on_ranks, same_bits  # isort: skip
 from test_shared_subspace import rows  # isort: skip
 
+pytestmark = pytest.mark.slow
+
 TABLE = np.random.default_rng(0)
 VALUES = (
     3 + TABLE.normal(size=(23, 2)) @ TABLE.normal(size=(2, 13)) + 0.1 * TABLE.normal(size=(23, 13))

@@ -15,6 +15,7 @@ from fisherfold.completion.point.problem import CompletionProblem
 from fisherfold.completion.ratings import Ratings
 from fisherfold.distributed import ALONE, Axis, Group
 from fisherfold.solvers import GradientNorm, MaxSeconds, minimize
+from toy import slow
 
 from ranks import compare, on_ranks, same_bits  # isort: skip
 
@@ -163,9 +164,7 @@ def alone() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(
-    "world", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 4))]
-)
+@pytest.mark.parametrize("world", [2, *slow(1, 3, 4)])
 def test_ranks_equal_one_process(world: int, tmp_path: Path, alone: dict[str, Any]) -> None:
     ranks = on_ranks(world, tmp_path, everything)
     same_bits(ranks)

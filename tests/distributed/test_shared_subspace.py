@@ -15,6 +15,7 @@ from fisherfold.solvers import minimize
 from fisherfold.subspace.marginal_fit import fit_marginal
 from fisherfold.subspace.problem import SubspaceProblem
 from fisherfold.subspace.tasks import TaskStatistics
+from toy import slow
 
 from ranks import compare, on_ranks, same_bits  # isort: skip
 
@@ -129,7 +130,7 @@ def alone() -> dict[str, Any]:
     return {"problems": problems(ALONE), "estimators": [described(model) for model in fits]}
 
 
-@pytest.mark.parametrize("world", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world", [2, *slow(3, 4)])
 def test_ranks_equal_one_process(world: int, tmp_path: Path, alone: dict[str, Any]) -> None:
     ranks = on_ranks(world, tmp_path, everything)
     same_bits(ranks)

@@ -15,6 +15,7 @@ from fisherfold import MatrixCompletion, MatrixCompletionCV
 from fisherfold.completion.entries import Entries
 from fisherfold.distributed import Group, balanced_cuts
 from fisherfold.tables.readers import read_ratings
+from toy import slow
 
 from ranks import compare, on_ranks, same_bits  # isort: skip
 
@@ -113,7 +114,7 @@ def fit_alone(folder: Path) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world", [2, *slow(1, 3, 4)])
 def test_shares_of_a_table_give_the_model_of_one_process(world: int, tmp_path: Path) -> None:
     table(tmp_path)
     ranks = on_ranks(world, tmp_path, fit_all, str(tmp_path))

@@ -6,6 +6,7 @@ import torch
 from fisherfold.fisher import DenseFisher, KroneckerFisher, RowBlockFisher, VarianceReducedFisher
 from fisherfold.manifolds import Euclidean, Grassmann, Oblique, Product, Sphere, Stiefel
 from fisherfold.manifolds.base import flatten
+from toy import generator
 
 SHAPES = {
     "euclidean": Euclidean(5, 3),
@@ -14,10 +15,6 @@ SHAPES = {
     "oblique": Oblique(5, 3),
 }
 DAMPINGS = [1e-8, 1e-3, 1.0, 1e2]
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def positive(size, seed, *, rank=None, dtype=torch.float64):

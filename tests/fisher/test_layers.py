@@ -8,10 +8,7 @@ from torch.nn import functional
 from fisherfold import Categorical, Gaussian, NLLProblem, minimize
 from fisherfold.fisher import KroneckerFisher
 from fisherfold.manifolds import Euclidean, Grassmann, Oblique
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+from toy import generator
 
 
 def agree(found, expected, rtol):

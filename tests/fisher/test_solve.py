@@ -13,12 +13,9 @@ from fisherfold.fisher import solve as solve_module_function
 from fisherfold.fisher.solve import DENSE_UP_TO, ROWS_UP_TO, choose, tangent_basis
 from fisherfold.manifolds import Euclidean, Grassmann, Sphere, Stiefel
 from fisherfold.manifolds.base import flatten, unflatten
+from toy import generator
 
 DAMPINGS = [1e-8, 1e-4, 1e-2, 1.0, 1e2]
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def reference(case, g, damping, matrix=None):

@@ -7,16 +7,13 @@ import scipy.linalg
 import torch
 
 from fisherfold.manifolds import SPD
+from toy import normal
 
 FLOAT = torch.float64
 
 
-def randn(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=FLOAT)
-
-
 def test_the_metric_is_affine_invariant(pair, same):
-    spd, mix = SPD(4), randn(4, 4, seed=3)
+    spd, mix = SPD(4), normal(4, 4, seed=3)
     x, y, u, v, _ = pair(spd)
 
     def mixed(m):
@@ -117,7 +114,7 @@ def test_pymanopt_agrees(pair, same):
     same(
         ours.riemannian_gradient(x, a), theirs.euclidean_to_riemannian_gradient(px, pa), atol=1e-12
     )
-    h = ours.project(x, randn(4, 4, seed=9))
+    h = ours.project(x, normal(4, 4, seed=9))
     converted = theirs.euclidean_to_riemannian_hessian(px, (pa + pa.T) / 2, h.numpy(), pv)
     same(ours.riemannian_hessian(x, a, h, v), converted, atol=1e-12)
     same(ours.exp(x, v), theirs.exp(px, pv), atol=1e-12)

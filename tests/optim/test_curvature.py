@@ -499,6 +499,7 @@ def test_refresh_leaves_the_model_alone():
         optimizer.refresh([(x, y)], nn.HuberLoss(), sampler="mc")
 
 
+@pytest.mark.slow
 def test_compiled_models_and_steps_are_eager_where_curvature_is_collected():
     net = bn_net()
     compiled = torch.compile(net, backend="eager")
@@ -531,6 +532,7 @@ def test_inverses_are_renewed_in_their_memory_for_captured_graphs(monkeypatch):
     assert all(torch.equal(p, old) for p, old in zip(net.parameters(), before, strict=True))
 
 
+@pytest.mark.slow
 def test_hooks_and_the_stance_of_the_compiler_last_until_evaluation_or_the_optimizer_ends():
     from torch._dynamo import eval_frame
 

@@ -116,7 +116,10 @@ def tuned_sgd(network, epochs=EPOCHS, schedule=True):
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("setting", RECOMMENDED)
+@pytest.mark.parametrize(
+    "setting",
+    [s if s == "README" else pytest.param(s, marks=pytest.mark.slow) for s in RECOMMENDED],
+)
 def test_every_recommended_setting_is_within_a_point_of_tuned_sgd(setting, network):
     assert mean_accuracy(network, RECOMMENDED[setting]) > tuned_sgd(network) - 1.0
 
@@ -133,6 +136,7 @@ def test_settings_that_are_the_readmes_here(network):
     assert not any(g["rule"] == "muon" for g in fisherfold.SphereOptimizer(net).param_groups)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("setting", ["README", "mkfac"])
 def test_no_schedule_is_needed(setting, network):
@@ -140,6 +144,7 @@ def test_no_schedule_is_needed(setting, network):
     assert ours > tuned_sgd(network, schedule=False) - 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 def test_few_epochs_with_large_angles_are_ahead_of_more_epochs_of_tuned_sgd(network):
     assert mean_accuracy(network, FEW_STEPS, 4) > tuned_sgd(network, 5)

@@ -9,15 +9,12 @@ from torch import nn
 from fisherfold import manifolds
 from fisherfold.optim import SphereOptimizer, spheres
 from fisherfold.optim.directions.spectral import orthogonalise, orthogonalise_all
-
-
-def randn(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from toy import normal
 
 
 @pytest.mark.parametrize("by_angle", [True, False])
 def test_rotation_is_the_exponential_map_of_the_sphere(by_angle):
-    w, d = randn(6, 5), randn(6, 5, seed=1)
+    w, d = normal(6, 5), normal(6, 5, seed=1)
     radius = spheres.norms(w)
     unit, flat = w / radius, spheres.tangent(w, d)
     step = flat / spheres.norms(flat) if by_angle else flat
@@ -43,8 +40,8 @@ def moved(ws, ds, lr, by_angle=True):
 
 
 def test_no_direction_no_rounding():
-    w = randn(6, 5).float()
-    for d, lr in ((torch.zeros_like(w), 0.1), (2 * w, 0.1), (randn(6, 5, seed=1).float(), 0.0)):
+    w = normal(6, 5).float()
+    for d, lr in ((torch.zeros_like(w), 0.1), (2 * w, 0.1), (normal(6, 5, seed=1).float(), 0.0)):
         assert torch.equal(moved([w], [d], lr)[0], w)
 
 
@@ -52,8 +49,8 @@ def test_no_direction_no_rounding():
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
 def test_many_weights_in_place_are_the_reference(by_angle, scale):
     shapes = [(6, 5), (4, 2, 3), (6, 5), (1, 7), (0, 3)]
-    ws = [randn(*s, seed=i) for i, s in enumerate(shapes)]
-    ds = [scale * randn(*s, seed=10 + i) for i, s in enumerate(shapes)]
+    ws = [normal(*s, seed=i) for i, s in enumerate(shapes)]
+    ds = [scale * normal(*s, seed=10 + i) for i, s in enumerate(shapes)]
     lr = 0.1 if by_angle else 0.1 / scale
     for w, d, new in zip(ws, ds, moved(ws, ds, lr, by_angle), strict=True):
         torch.testing.assert_close(new, spheres.rotate(w, d, lr, by_angle=by_angle))
@@ -61,7 +58,7 @@ def test_many_weights_in_place_are_the_reference(by_angle, scale):
 
 def test_newton_schulz_is_near_the_polar_factor():
     for shape in ((8, 20), (20, 8), (12, 12)):
-        m = randn(*shape)
+        m = normal(*shape)
         u, _, v = torch.linalg.svd(m, full_matrices=False)
         singular = torch.linalg.svdvals(orthogonalise(m))
         assert bool(((singular > 0.3) & (singular < 1.3)).all())
@@ -72,7 +69,7 @@ def test_newton_schulz_is_near_the_polar_factor():
 
 
 def test_many_matrices_are_orthogonalised_as_each_by_itself():
-    ms = [randn(6, 5), randn(8, 3, seed=1), randn(6, 5, seed=2), randn(6, 5, seed=3)]
+    ms = [normal(6, 5), normal(8, 3, seed=1), normal(6, 5, seed=2), normal(6, 5, seed=3)]
     found = orthogonalise_all(ms, [1, 1, 1, 3])
     for m, o in zip(ms[:3], found[:3], strict=True):
         torch.testing.assert_close(o, orthogonalise(m))
@@ -98,7 +95,7 @@ def test_spectral_steps_are_those_of_the_prototype_whatever_the_norms_of_rows():
     unit = net[0].weight.detach() / net[0].weight.detach().norm(dim=1, keepdim=True)
     net[0].weight.data.copy_(scale * unit)
     optimizer = SphereOptimizer(net, 0.05)
-    x, y = randn(32, 6), randn(32, 8, seed=1)
+    x, y = normal(32, 6), normal(32, 8, seed=1)
     buffer = torch.zeros_like(unit)
     for _ in range(5):
         w = unit.clone().requires_grad_()

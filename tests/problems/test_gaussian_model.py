@@ -11,14 +11,7 @@ from fisherfold.fisher import MultivariateGaussian
 from fisherfold.manifolds import SPD, Euclidean, Product, Stiefel
 from fisherfold.problems import GaussianModel
 from fisherfold.solvers import GradientNorm
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+from toy import generator, normal
 
 
 def factor_model(y, q):

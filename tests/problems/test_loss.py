@@ -18,15 +18,12 @@ from fisherfold.manifolds import (
     Stiefel,
 )
 from fisherfold.manifolds.base import flatten, leaves, scale, tree_map, unflatten
+from toy import normal
 
 FLOAT = torch.float64
 
 
-def randn(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=FLOAT)
-
-
-MATRIX, LONG = randn(6, 6), randn(12, 12, seed=1)
+MATRIX, LONG = normal(6, 6), normal(12, 12, seed=1)
 CASES = [
     (Sphere(6), lambda w: w @ MATRIX @ w + (w**4).sum()),
     (Stiefel(6, 3), lambda w: (w * (MATRIX @ w) * torch.arange(1, 4)).sum() + (w**3).sum()),
@@ -65,7 +62,7 @@ def test_gradient_and_hessian_are_the_derivatives_along_geodesics(manifold, cost
 
 @pytest.mark.parametrize("manifold", [Sphere(4), Euclidean(2, 2)], ids=repr)
 def test_the_hessian_of_every_problem_is_that_of_its_loss(manifold):
-    x, y = randn(20, 4), randn(20, seed=1)
+    x, y = normal(20, 4), normal(20, seed=1)
     problem = NLLProblem(manifold, lambda x, w: torch.tanh(x @ w.reshape(-1)), Gaussian(), x, y)
     other = LossProblem(
         manifold, lambda d, w: (torch.tanh(d[0] @ w.reshape(-1)) - d[1]).square() / 2, (x, y)
@@ -110,9 +107,9 @@ def test_robust_pose_from_matches_as_a_product():
     """SE(3): a rotation and a translation from matched points, a fifth of them wrong."""
     pose = Product({"rotation": Rotations(3), "translation": Euclidean(3)})
     generator = torch.Generator().manual_seed(5)
-    truth, points = pose.random_point(generator=generator), randn(60, 3)
+    truth, points = pose.random_point(generator=generator), normal(60, 3)
     seen = points @ truth["rotation"].mT + truth["translation"]
-    seen[:12] += 3 * randn(12, 3, seed=6)
+    seen[:12] += 3 * normal(12, 3, seed=6)
 
     def loss(data, w):
         gap = (data[0] @ w["rotation"].mT + w["translation"] - data[1]).square().sum(1)
@@ -133,8 +130,8 @@ def test_covariances_come_from_the_hessian_and_the_sandwich():
     )
     torch.testing.assert_close(plain.covariance(lambda w: w), torch.linalg.inv(a))
     # least squares with unequal variances: the textbook sandwich
-    x = randn(200, 3)
-    y = x.sum(1) + x[:, 0] * randn(200, seed=1)
+    x = normal(200, 3)
+    y = x.sum(1) + x[:, 0] * normal(200, seed=1)
     problem = LossProblem(Euclidean(3), lambda d, w: (d[0] @ w - d[1]).square() / 2, (x, y))
     result = minimize(problem, torch.zeros(3, dtype=FLOAT), "trust-region")
     inverse, residual = torch.linalg.inv(x.T @ x), x @ result.x - y
@@ -162,17 +159,17 @@ def test_covariances_come_from_the_hessian_and_the_sandwich():
             r"x\[0\] must be a torch.Tensor, got str",
         ),
         (
-            lambda: LossProblem(Sphere(3), torch.dot, randn(0, 3)),
+            lambda: LossProblem(Sphere(3), torch.dot, normal(0, 3)),
             ValueError,
             "x must hold at least one sample",
         ),
         (
-            lambda: LossProblem(Sphere(3), torch.dot, randn(2, 3) / 0),
+            lambda: LossProblem(Sphere(3), torch.dot, normal(2, 3) / 0),
             ValueError,
             "x must be finite",
         ),
         (
-            lambda: LossProblem(Sphere(3), torch.dot, (randn(2), randn(3))),
+            lambda: LossProblem(Sphere(3), torch.dot, (normal(2), normal(3))),
             ValueError,
             "same .* 2 and 3",
         ),
@@ -192,7 +189,7 @@ def test_bad_parts_are_named(call, error, message):
         ),
         (LossProblem(Sphere(3), lambda w: 1.0), "single floating number, got float"),
         (
-            LossProblem(Sphere(3), lambda x, w: (x @ w).mean(), randn(5, 3)),
+            LossProblem(Sphere(3), lambda x, w: (x @ w).mean(), normal(5, 3)),
             r"shape \(5,\), whose mean is taken here",
         ),
         (
@@ -214,7 +211,7 @@ def test_bad_points_and_kinds_are_named():
         ValueError,
         match=r"theta must have the dtype torch.float64 of the data x, got torch.float32",
     ):
-        LossProblem(Sphere(3), torch.mv, randn(5, 3)).loss(torch.eye(3)[0])
+        LossProblem(Sphere(3), torch.mv, normal(5, 3)).loss(torch.eye(3)[0])
     with pytest.raises(ValueError, match="theta must be on meta like the data, got cpu"):
         LossProblem(Sphere(3), torch.mv, torch.ones(5, 3, dtype=torch.int64, device="meta")).loss(
             torch.eye(3)[0]
@@ -251,7 +248,7 @@ def test_bad_points_and_kinds_are_named():
 
 
 def test_an_operator_of_flat_vectors_is_the_same_matrix():
-    problem = LossProblem(Sphere(3), lambda x, w: (x @ w) ** 2, randn(5, 3))
+    problem = LossProblem(Sphere(3), lambda x, w: (x @ w) ** 2, normal(5, 3))
     x = torch.eye(3, dtype=FLOAT)[0]
     rows = problem.fisher(x).rows()
     torch.testing.assert_close(problem.fisher(x).dense(), rows.T @ rows)

@@ -21,10 +21,7 @@ from fisherfold.fisher import ExponentialFamily
 from fisherfold.manifolds import Euclidean, Grassmann, Oblique, Product, Sphere, Stiefel
 from fisherfold.manifolds.base import flatten, leaves, scale, tree_map
 from fisherfold.solvers import GradientNorm
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+from toy import generator
 
 
 def logistic(n=4, samples=12, seed=0):

@@ -5,10 +5,7 @@ import torch
 
 from fisherfold import Bernoulli, Gaussian, NLLProblem, Poisson, minimize
 from fisherfold.manifolds import SPD, Euclidean, Sphere
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+from toy import generator
 
 
 def data(samples=40, columns=3):

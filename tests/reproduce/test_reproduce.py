@@ -184,6 +184,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_no_half_written_file_and_says_how_to_go_on(folder, tmp_path):
     output = tmp_path / "out"
     words = ["reproduce", "school", "--seeds", "400", "--jobs", "2", "--output", str(output)]

@@ -8,14 +8,7 @@ from fisherfold import Bernoulli, Gaussian, LossProblem, NLLProblem, Poisson, mi
 from fisherfold.fisher import VonMisesFisher
 from fisherfold.manifolds import SPD, Euclidean, Grassmann, Product, Sphere
 from fisherfold.problems import GaussianModel
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+from toy import generator, normal
 
 
 def test_in_euclidean_space_it_is_the_textbook_matrix():

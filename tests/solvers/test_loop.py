@@ -24,6 +24,7 @@ from fisherfold.solvers import (
     State,
     Trace,
 )
+from toy import slow
 
 NEVER = GradientNorm(0.0)
 
@@ -63,7 +64,7 @@ def test_each_criterion_states_its_reason(task):
     assert losses[-4] - losses[-1] <= 1e-6 * losses[-1]
 
 
-@pytest.mark.parametrize("unit", [1e-20, 1e-10, 1e-5, 1.0, 1e5, 1e10, 1e20])
+@pytest.mark.parametrize("unit", [1e-20, 1.0, 1e20, *slow(1e-10, 1e-5, 1e5, 1e10)])
 @pytest.mark.parametrize("noise", [0.3, 0.0])
 def test_the_default_finds_the_solution_in_all_units_of_the_loss(unit, noise):
     g = torch.Generator().manual_seed(0)
@@ -88,7 +89,7 @@ def test_the_default_finds_the_solution_in_all_units_of_the_loss(unit, noise):
 
 
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-3), (torch.float32, 3e-2)])
-@pytest.mark.parametrize("unit", [1.0, 1e3, 3e5, 1e8])
+@pytest.mark.parametrize("unit", [1.0, 1e8, *slow(1e3, 3e5)])
 @pytest.mark.parametrize("scale", [1.0, 1e-5])
 @pytest.mark.parametrize("method", ["rngd", "rcg"])
 def test_the_default_finds_the_solution_in_all_units_of_the_parameters(
@@ -175,7 +176,7 @@ def test_a_layer_around_the_model_is_not_trained_and_leaves_no_history(options, 
     assert not list(recwarn)
 
 
-@pytest.mark.parametrize("unit", [1e-30, 1e-12, 1e-9, 1.0, 1e12])
+@pytest.mark.parametrize("unit", [1e-30, 1e12, *slow(1e-12, 1e-9, 1.0)])
 @pytest.mark.parametrize("offset", [0.0, -1e-14])
 def test_a_loss_that_starts_at_zero_and_falls_below_it_is_not_converged_there(unit, offset):
     c, x0 = unit * torch.eye(4, dtype=torch.float64)[0], torch.eye(4, dtype=torch.float64)[1]

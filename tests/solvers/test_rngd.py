@@ -12,10 +12,7 @@ from fisherfold.fisher.solve import tangent_basis
 from fisherfold.manifolds import Euclidean, Grassmann, Product, Sphere, Stiefel
 from fisherfold.manifolds.base import flatten, scale, unflatten
 from fisherfold.solvers import GradientNorm, LossBelow
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+from toy import generator, slow
 
 
 def algorithm_1(
@@ -314,9 +311,7 @@ def test_the_ratio_of_the_fixed_step_form_belongs_to_the_step_that_was_taken(tas
         assert result.trace["rho"][1:] == pytest.approx([1.0] * 3, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    "size", [30, *(pytest.param(size, marks=pytest.mark.slow) for size in (100, 400))]
-)
+@pytest.mark.parametrize("size", [30, *slow(100, 400)])
 def test_on_a_second_batch_sigma_settles_and_leaves_a_fifth_of_the_excess_loss(size):
     """Logistic regression: on its own batch every step looks good, and σ falls to its minimum; else it settles."""
     found = {}

@@ -10,16 +10,13 @@ from fisherfold import LossProblem, minimize
 from fisherfold.manifolds import SPD, Euclidean, Grassmann, Rotations, Sphere
 from fisherfold.solvers import GradientNorm
 from fisherfold.subspace import SubspaceProblem, TaskStatistics
+from toy import normal
 
 FLOAT = torch.float64
 
 
-def randn(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=FLOAT)
-
-
 def rayleigh(n=30, p=3):
-    a = randn(n, n)
+    a = normal(n, n)
     a = a + a.T
     return LossProblem(Grassmann(n, p), lambda u: -(u * (a @ u)).sum()), -float(
         torch.linalg.eigvalsh(a)[-p:].sum()
@@ -30,7 +27,7 @@ def rayleigh(n=30, p=3):
 @pytest.mark.parametrize("dtype", [FLOAT, torch.float32])
 def test_dominant_subspaces(method, dtype):
     problem, lowest = rayleigh()
-    a = randn(30, 30).to(dtype)
+    a = normal(30, 30).to(dtype)
     problem = LossProblem(Grassmann(30, 3), lambda u: -(u * ((a + a.T) @ u)).sum())
     start = Grassmann(30, 3).random_point(generator=torch.Generator().manual_seed(1), dtype=dtype)
     result = minimize(problem, start, method, max_iter=300)
@@ -39,8 +36,8 @@ def test_dominant_subspaces(method, dtype):
 
 
 def test_the_observed_information_of_a_problem_is_its_hessian():
-    x, tasks = randn(200, 6), torch.arange(10).repeat_interleave(20)
-    y = randn(200, seed=1) + (x[:, :2] * randn(10, 2, seed=2)[tasks]).sum(1)
+    x, tasks = normal(200, 6), torch.arange(10).repeat_interleave(20)
+    y = normal(200, seed=1) + (x[:, :2] * normal(10, 2, seed=2)[tasks]).sum(1)
     problem = SubspaceProblem(TaskStatistics.from_rows(x, y, tasks), rank=2, ridge=0.1)
     start = Grassmann(6, 2).random_point(generator=torch.Generator().manual_seed(1))
     result = minimize(problem, start, "trust-region", stop=GradientNorm(1e-11))
@@ -63,15 +60,15 @@ def test_trust_regions_leave_saddles_by_negative_curvature():
     a = torch.diag(torch.tensor([3.0, 2.0, 1.0, -1.0], dtype=FLOAT))
     problem = LossProblem(Sphere(4), lambda w: w @ a @ w)
     for axis in range(3):
-        start = torch.eye(4, dtype=FLOAT)[axis] + 1e-5 * randn(4)
+        start = torch.eye(4, dtype=FLOAT)[axis] + 1e-5 * normal(4)
         result = minimize(problem, start / start.norm(), "trust-region")
         assert result.success
         assert result.value == pytest.approx(-1, abs=1e-14)
 
 
 def test_the_empirical_fisher_information_can_be_the_model():
-    x, truth = randn(200, 5), Sphere(5).random_point(generator=torch.Generator().manual_seed(1))
-    y = torch.tanh(x @ truth) + 0.3 * randn(200, seed=2)
+    x, truth = normal(200, 5), Sphere(5).random_point(generator=torch.Generator().manual_seed(1))
+    y = torch.tanh(x @ truth) + 0.3 * normal(200, seed=2)
     problem = LossProblem(
         Sphere(5), lambda d, w: (torch.tanh(d[0] @ w) - d[1]).square() / 2, (x, y)
     )
@@ -95,7 +92,9 @@ def test_means_of_covariances_and_of_rotations(method):
     total = spd.log(result.x.expand_as(points), points).mean(0)
     assert float(spd.norm(result.x, spd.project(result.x, total))) < 1e-7
     centre = rotations.random_point(generator=torch.Generator().manual_seed(1))
-    turns = rotations.exp(centre.expand(50, 3, 3), 0.4 * rotations.project(centre, randn(50, 3, 3)))
+    turns = rotations.exp(
+        centre.expand(50, 3, 3), 0.4 * rotations.project(centre, normal(50, 3, 3))
+    )
     chordal = LossProblem(rotations, lambda y, w: (y - w).square().sum((1, 2)) / 2, turns)
     result = minimize(chordal, turns[0].clone(), method)
     left, _, right = torch.linalg.svd(turns.mean(0))
@@ -110,7 +109,7 @@ def test_pymanopt_finds_the_same_minimum(manifold):
         "Rotations": lambda: pymanopt.manifolds.SpecialOrthogonalGroup(3),
         "SPD": lambda: pymanopt.manifolds.SymmetricPositiveDefinite(3),
     }[type(manifold).__name__]()
-    weights = randn(manifold.point_shape[-1], manifold.point_shape[-1]) + 3 * torch.eye(
+    weights = normal(manifold.point_shape[-1], manifold.point_shape[-1]) + 3 * torch.eye(
         manifold.point_shape[-1]
     )
 

@@ -13,20 +13,11 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from fisherfold import datasets
 from fisherfold.subspace.classifier import SubspaceClassifier
 from fisherfold.subspace.regressor import SubspaceRegressor
+from toy import labelled_tasks, slow
 
 needs_data = pytest.mark.skipif(
     not os.environ.get("FISHERFOLD_DATA"), reason="FISHERFOLD_DATA is not set"
 )
-
-
-def rows(seed=0, tasks=15, per_task=40, n=8):
-    g = np.random.default_rng(seed)
-    task = np.repeat([f"t{i}" for i in range(tasks)], per_task)
-    X = g.normal(size=(len(task), n))
-    weights = 3 * g.normal(size=(tasks, 2)) @ g.normal(size=(2, n))
-    odds = (X * weights[np.repeat(np.arange(tasks), per_task)]).sum(1)
-    y = np.where(g.random(len(task)) < 1 / (1 + np.exp(-odds)), "yes", "no")
-    return X, y, task
 
 
 SPLIT = "the ridge is chosen on held-out rows, and which rows those are depends on how often a row is listed"
@@ -47,7 +38,7 @@ def test_scikit_learn_accepts_it(estimator, check):
 
 
 def test_predictions_and_scores_take_the_lists_that_fit_takes():
-    X, y, task = rows(tasks=4)
+    X, y, task = labelled_tasks(tasks=4)
     names = sorted(set(task))
     Xs, ys = ([part[task == name] for name in names] for part in (X, y))
     model = SubspaceClassifier(rank=2, ridge=1.0).fit(Xs, ys, task=names)
@@ -61,7 +52,7 @@ def test_predictions_and_scores_take_the_lists_that_fit_takes():
 
 
 def test_related_tasks_help_each_other():
-    X, y, task = rows(per_task=120)
+    X, y, task = labelled_tasks(per_task=120)
     few = np.zeros(len(task), dtype=bool)
     for name in set(task):
         few[np.flatnonzero(task == name)[:20]] = True
@@ -77,7 +68,7 @@ def test_related_tasks_help_each_other():
 
 
 def test_full_rank_is_ridge_logistic_regression_per_task():
-    X, y, task = rows()
+    X, y, task = labelled_tasks()
     model = SubspaceClassifier(rank=8, ridge=2.0, fit_intercept=False, scale=False).fit(
         X, y, task=task
     )
@@ -139,7 +130,7 @@ def test_the_common_log_odds_are_given_in_all_rows(tmp_path):
 
 @pytest.mark.parametrize("fisher", ["kronecker", "exact"])
 def test_both_fisher_kinds_lower_the_loss_to_the_same_place(fisher):
-    X, y, task = rows()
+    X, y, task = labelled_tasks()
     model = SubspaceClassifier(rank=2, ridge=1.0, fisher=fisher, max_iter=300, tol=1e-12).fit(
         X, y, task=task
     )
@@ -152,7 +143,7 @@ def test_both_fisher_kinds_lower_the_loss_to_the_same_place(fisher):
 
 
 def test_folding_in_and_unseen_tasks():
-    X, y, task = rows()
+    X, y, task = labelled_tasks()
     held = task == "t3"
     model = SubspaceClassifier(rank=2, ridge=1.0).fit(X[~held], y[~held], task=task[~held])
     with pytest.raises(ValueError, match=r"1 task.* not seen in fit: 't3'; use fold_in"):
@@ -169,7 +160,7 @@ def test_folding_in_and_unseen_tasks():
 
 
 def test_a_saved_model_predicts_the_same(tmp_path):
-    X, y, task = rows()
+    X, y, task = labelled_tasks()
     model = SubspaceClassifier(rank=2).fit(X, y, task=task)
     model.save(tmp_path / "model")
     loaded = SubspaceClassifier.load(tmp_path / "model")
@@ -183,7 +174,7 @@ def test_a_saved_model_predicts_the_same(tmp_path):
 
 
 def test_the_score_takes_labels_as_fit_does():
-    X, y, task = rows()
+    X, y, task = labelled_tasks()
     model = SubspaceClassifier(rank=2, ridge=0.1).fit(X, y, task=task)
     share = np.mean(model.predict(X, task=task) == y)
     for labels in (y, y.tolist(), y[:, None], pd.DataFrame({"y": y})):
@@ -193,7 +184,7 @@ def test_the_score_takes_labels_as_fit_does():
 
 
 def test_a_task_of_one_class_and_one_of_one_row():
-    X, y, task = rows()
+    X, y, task = labelled_tasks()
     y = np.where(task == "t0", "yes", y)
     keep = (task != "t1") | (np.cumsum(task == "t1") == 1)
     model = SubspaceClassifier(rank=4, ridge=0.1).fit(X[keep], y[keep], task=task[keep])
@@ -202,7 +193,7 @@ def test_a_task_of_one_class_and_one_of_one_row():
 
 
 def test_bad_input_is_named():
-    X, y, task = rows()
+    X, y, task = labelled_tasks()
     with pytest.raises(ValueError, match="ridge must be a finite number above 0, got 0"):
         SubspaceClassifier(ridge=0).fit(X, y, task=task)
     with pytest.raises(ValueError, match="ridge must be a finite number above 0, got 'cv'"):
@@ -218,7 +209,7 @@ def test_bad_input_is_named():
 
 
 @needs_data
-@pytest.mark.parametrize("name", ["mhc", pytest.param("letter", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["mhc", *slow("letter")])
 def test_real_sets_are_no_worse_than_a_classifier_per_task(name):
     data = datasets.load_tasks(name)
     ours, alone = [], []
@@ -241,7 +232,7 @@ def test_real_sets_are_no_worse_than_a_classifier_per_task(name):
     [list, pd.Series, lambda y: pd.Series(y, dtype="string"), lambda y: np.array(y, dtype=object)],
 )
 def test_a_missing_label_is_named(missing, form):
-    X, y, task = rows(tasks=3)
+    X, y, task = labelled_tasks(tasks=3)
     model = SubspaceClassifier(rank=1, ridge=1.0).fit(X, y, task=task)
     holes = form([*y[:7], missing, *y[8:]])
     for call in (model.fit, model.fold_in):

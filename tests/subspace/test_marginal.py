@@ -24,16 +24,14 @@ from fisherfold.subspace.marginal_fit import (
     update_mean,
 )
 from fisherfold.subspace.tasks import TaskStatistics
+from toy import task_rows
 
 SIZES = (7, 3, 11, 1, 5)
 
 
 def data(seed: int = 0, sizes=SIZES, n: int = 4):
-    g = torch.Generator().manual_seed(seed)
-    task = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-    X = torch.randn(len(task), n, generator=g, dtype=torch.float64)
-    y = torch.randn(len(task), generator=g, dtype=torch.float64) + 2 * X[:, 0]
-    return X, y, task
+    X, y, task = task_rows(sizes, n, seed)
+    return X, y + 2 * X[:, 0], task
 
 
 def case(seed: int = 0, rank: int = 2, singular: bool = False):

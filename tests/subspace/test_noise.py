@@ -20,23 +20,13 @@ from fisherfold.subspace.marginal import (
 from fisherfold.subspace.marginal_fit import common_noise, fit_marginal
 from fisherfold.subspace.noise import SharedPrior, _Search, fit_noise, shared_information
 from fisherfold.subspace.tasks import TaskStatistics
-
-
-def table(seed: int, tasks: int, rows: int, n: int, noise: float = 1.0):
-    """Rows and fresh rows of tasks whose weights differ along two directions."""
-    draw = np.random.default_rng(seed)
-    task = np.repeat(np.arange(tasks), rows)
-    weights = draw.normal(size=n) + draw.normal(size=(tasks, 2)) @ draw.normal(size=(2, n))
-    X, fresh = draw.normal(size=(2, len(task), n))
-    y, later = (
-        (part * weights[task]).sum(1) + noise * draw.normal(size=len(task)) for part in (X, fresh)
-    )
-    return X, y, task, fresh, later
+from toy import related_tasks, slow
 
 
 def fitted(noise: str = "task", **shape: int) -> tuple[TaskStatistics, SubspacePrior]:
     X, y, task, *_ = (
-        torch.tensor(part) for part in table(0, **({"tasks": 7, "rows": 5, "n": 4} | shape))
+        torch.tensor(part)
+        for part in related_tasks(**({"tasks": 7, "rows": 5, "n": 4, "noise": 1.0} | shape))
     )
     statistics = TaskStatistics.from_rows(X, y, task)
     return statistics, fit_marginal(statistics, rank=2, noise=noise).prior
@@ -128,7 +118,7 @@ def test_steps_in_the_noise_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_units_of_targets_and_features_do_not_matter() -> None:
-    X, y, task, *_ = table(3, 12, 3, 4)
+    X, y, task, *_ = related_tasks(12, 3, 4, noise=1.0, seed=3)
     models = [
         SubspaceRegressor(rank=2).fit(a * X, b * y, task=task) for a, b in ((1, 1), (1e6, 1e-5))
     ]
@@ -148,23 +138,24 @@ def test_of_weights_that_add_up_to_a_few_rows_nothing_is_learnt() -> None:
     assert found.common == common_noise(prior.noise, "task", statistics.all_tasks)
 
 
-@pytest.mark.parametrize("rows", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rows", [1, *slow(2)])
 def test_fresh_targets_lie_in_the_intervals_with_few_rows_in_each_task(rows: int) -> None:
     """With the noise at the maximum of the likelihood, 90 % intervals held 46 and 33 % of them."""
     level, inside = 0.9, []
     for seed in (0, 2):
-        X, y, task, fresh, later = table(seed, 40, rows, 6)
+        X, y, task, fresh, later = related_tasks(40, rows, 6, noise=1.0, seed=seed)
         model = SubspaceRegressor(rank=2, max_iter=100).fit(X, y, task=task)
         values, deviations = model.predict(fresh, task=task, return_std=True)
         inside.append(np.mean(np.abs(later - values) < norm.ppf((1 + level) / 2) * deviations))
     assert np.mean(inside) == pytest.approx(level, abs=0.08)
 
 
+@pytest.mark.slow
 def test_the_interval_of_a_single_task_of_a_few_rows_is_that_of_student() -> None:
     """With the noise of the textbook in place of its mean they held 79 % of them."""
     level, inside = 0.9, []
     for seed in range(30):
-        X, y, _, fresh, later = table(seed, 1, 11, 5)
+        X, y, _, fresh, later = related_tasks(1, 11, 5, noise=1.0, seed=seed)
         values, deviations = SubspaceRegressor(rank=1).fit(X, y).predict(fresh, return_std=True)
         inside.append(np.mean(np.abs(later - values) < norm.ppf((1 + level) / 2) * deviations))
     assert np.mean(inside) == pytest.approx(level, abs=0.04)
@@ -202,7 +193,7 @@ def test_rows_that_are_fitted_all_but_exactly_leave_finite_deviations(
     assert np.isfinite(deviations).all()
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [0, *slow(3)])
 def test_a_likelihood_that_has_fitted_the_noise_is_left_for_where_there_is_some(seed: int) -> None:
     """Two rows in a task and one noise for all: the maximum has next to none, and coefficients of up to 10⁷."""
     draw = np.random.default_rng(seed)

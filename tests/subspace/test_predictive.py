@@ -17,17 +17,11 @@ from fisherfold.subspace.marginal_fit import fit_marginal
 from fisherfold.subspace.noise import fit_noise
 from fisherfold.subspace.predictive import TaskSpread, extend_spread, task_spread
 from fisherfold.subspace.tasks import TaskStatistics
+from toy import related_tasks
 
 
-def related(
-    seed: int = 0, tasks: int = 6, rows: int = 9, n: int = 4, rank: int = 2, noise: float = 0.5
-):
-    draw = np.random.default_rng(seed)
-    task = np.repeat(np.arange(tasks), rows)
-    weights = draw.normal(size=n) + draw.normal(size=(tasks, rank)) @ draw.normal(size=(rank, n))
-    X = draw.normal(size=(len(task), n))
-    y = (X * weights[task]).sum(1) + noise * draw.normal(size=len(task))
-    return torch.tensor(X), torch.tensor(y), torch.tensor(task)
+def related(**shape):
+    return tuple(torch.tensor(part) for part in related_tasks(**shape)[:3])
 
 
 def fitted(

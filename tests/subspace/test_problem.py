@@ -11,21 +11,14 @@ from fisherfold.problems.base import Problem, Snapshot
 from fisherfold.solvers import GradientNorm
 from fisherfold.subspace.problem import SubspaceProblem
 from fisherfold.subspace.tasks import TaskStatistics
+from toy import task_rows
 
 SIZES = (9, 4, 12, 7, 5)
 KINDS = ("exact", "observed")
 
 
-def data(seed: int = 0, sizes: tuple[int, ...] = SIZES, n: int = 6):
-    g = torch.Generator().manual_seed(seed)
-    task = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-    X = torch.randn(len(task), n, generator=g, dtype=torch.float64)
-    y = torch.randn(len(task), generator=g, dtype=torch.float64)
-    return X, y, task
-
-
 def make(rank: int = 2, ridge: float = 0.3, seed: int = 0, **options):
-    X, y, task = data(seed)
+    X, y, task = task_rows(SIZES, 6, seed)
     problem = SubspaceProblem(
         TaskStatistics.from_rows(X, y, task), rank=rank, ridge=ridge, **options
     )
@@ -247,7 +240,7 @@ def test_fused_and_generic_epochs_agree_to_second_order_in_the_step():
 
 
 def test_a_task_with_fewer_rows_than_the_rank_gets_the_shortest_coefficients():
-    X, y, task = data(sizes=(1, 8))
+    X, y, task = task_rows((1, 8), 6)
     problem = SubspaceProblem(TaskStatistics.from_rows(X, y, task), rank=3)
     U = problem.manifold.random_point(generator=torch.Generator().manual_seed(1))
     expected = torch.linalg.lstsq(X[:1] @ U, y[:1], driver="gelsd").solution
@@ -283,8 +276,8 @@ def test_the_kept_state_notices_a_change_in_place():
 
 
 def test_metrics_are_the_plain_errors():
-    X, y, task = data(1)
-    X2, y2, task2 = data(2)
+    X, y, task = task_rows(SIZES, 6, 1)
+    X2, y2, task2 = task_rows(SIZES, 6, 2)
     held_out = TaskStatistics.from_rows(X2, y2, task2)
     problem = SubspaceProblem(
         TaskStatistics.from_rows(X, y, task), rank=2, ridge=0.3, held_out=held_out
@@ -308,7 +301,7 @@ def test_metrics_are_the_plain_errors():
 
 
 def test_errors_name_the_argument():
-    X, y, task = data()
+    X, y, task = task_rows(SIZES, 6)
     statistics = TaskStatistics.from_rows(X, y, task)
     with pytest.raises(
         ValueError,

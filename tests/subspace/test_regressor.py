@@ -20,25 +20,11 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from fisherfold import datasets
 from fisherfold.reproduce.subspace import split_rows
 from fisherfold.subspace.regressor import SubspaceRegressor
+from toy import named_tasks
 
 needs_data = pytest.mark.skipif(
     not os.environ.get("FISHERFOLD_DATA"), reason="FISHERFOLD_DATA is not set"
 )
-
-
-def rows(seed=0, tasks=12, per_task=20, n=5, noise=0.1):
-    g = np.random.default_rng(seed)
-    task = np.repeat([f"t{i}" for i in range(tasks)], per_task)
-    X = 3 + 2 * g.normal(size=(len(task), n))
-    frame, mean = g.normal(size=(n, 2)), g.normal(size=n)
-    weights = mean + g.normal(size=(tasks, 2)) @ frame.T
-    y = (
-        (X * weights[np.repeat(np.arange(tasks), per_task)]).sum(1)
-        + 5
-        + noise * g.normal(size=len(task))
-    )
-    order = g.permutation(len(task))
-    return X[order], y[order], task[order]
 
 
 def expected_failures(estimator):
@@ -58,7 +44,7 @@ def test_scikit_learn_accepts_it(estimator, check):
 
 
 def test_it_recovers_related_tasks_better_than_each_alone():
-    X, y, task = rows(per_task=48, noise=1.0)
+    X, y, task = named_tasks(per_task=48, noise=1.0)
     few = np.zeros(len(task), dtype=bool)
     for name in set(task):
         few[np.flatnonzero(task == name)[:8]] = True
@@ -73,7 +59,7 @@ def test_it_recovers_related_tasks_better_than_each_alone():
 
 @pytest.mark.parametrize("inference", ["marginal", "point"])
 def test_coefficients_follow_the_units_and_shifts_of_the_features(inference):
-    X, y, task = rows(noise=0.5)
+    X, y, task = named_tasks(noise=0.5)
     first = SubspaceRegressor(rank=2, inference=inference, ridge=1.0).fit(X, y, task=task)
     numbers = np.array([list(first.task_ids_).index(t) for t in task])
     by_hand = (X * first.coef_[numbers]).sum(1) + first.intercept_[numbers]
@@ -91,7 +77,7 @@ def as_frame(X, library):
 
 @pytest.mark.parametrize("library", [pl, None])
 def test_lists_of_tables_are_one_table(library):
-    X, y, task = rows()
+    X, y, task = named_tasks()
     weight = np.random.default_rng(1).random(len(y))
     names = sorted(set(task))[::-1]
     Xs, ys, ws = ([part[task == name] for name in names] for part in (X, y, weight))
@@ -115,7 +101,7 @@ def test_lists_of_tables_are_one_table(library):
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])
 def test_the_task_may_be_a_column_of_the_data_frame(library, tmp_path):
-    X, y, task = rows()
+    X, y, task = named_tasks()
     frame = as_frame(X, pd).assign(school=task)
     frame = frame if library == "pandas" else pl.from_pandas(frame)
     model = SubspaceRegressor(rank=2).fit(frame, pd.Series(y, name="score"), task="school")
@@ -147,7 +133,7 @@ def test_the_task_may_be_a_column_of_the_data_frame(library, tmp_path):
 
 
 def test_cross_validation_needs_no_routing_of_metadata():
-    X, y, task = rows(per_task=30, noise=2.0)
+    X, y, task = named_tasks(per_task=30, noise=2.0)
     frame, folds = as_frame(X, pd).assign(school=task), KFold(3, shuffle=True, random_state=0)
     scores = cross_val_score(
         SubspaceRegressor(rank=2), frame, y, params={"task": "school"}, cv=folds
@@ -162,7 +148,7 @@ def test_cross_validation_needs_no_routing_of_metadata():
 @pytest.mark.parametrize("options", [{}, {"inference": "point"}])
 @pytest.mark.parametrize("way", ["save", "pickle", "cloudpickle", "joblib"])
 def test_a_model_that_is_kept_predicts_the_same_and_learns_on(tmp_path, options, way):
-    X, y, task = rows(noise=0.5)
+    X, y, task = named_tasks(noise=0.5)
     task = np.array([int(t[1:]) * 7 for t in task]) if way == "save" else task
     model = SubspaceRegressor(rank=2, **options).fit(X, y, task=task)
     if way == "save":
@@ -189,7 +175,7 @@ def test_a_model_that_is_kept_predicts_the_same_and_learns_on(tmp_path, options,
 
 def test_the_state_is_plain_arrays_and_values():
     """What skops, the default format of mlflow, takes for granted."""
-    X, y, task = rows()
+    X, y, task = named_tasks()
 
     def leaves(value):
         if isinstance(value, dict):
@@ -204,7 +190,7 @@ def test_the_state_is_plain_arrays_and_values():
 
 
 def test_a_model_without_statistics_predicts_but_does_not_learn(tmp_path):
-    X, y, task = rows()
+    X, y, task = named_tasks()
     model = SubspaceRegressor(rank=2).fit(X, y, task=task)
     model.save(tmp_path / "small", with_statistics=False)
     loaded = SubspaceRegressor.load(tmp_path / "small")
@@ -250,7 +236,7 @@ def test_several_outputs_are_tasks_over_shared_rows():
 
 
 def test_full_rank_is_ridge_regression_per_task():
-    X, y, task = rows(noise=0.5)
+    X, y, task = named_tasks(noise=0.5)
     for rank in (5, 6):
         assert SubspaceRegressor(rank=rank).fit(X, y, task=task).score(X, y, task=task) > 0.99
     point = SubspaceRegressor(rank=6, inference="point", ridge=0.5).fit(X, y, task=task)
@@ -287,7 +273,7 @@ def test_intervals_of_targets_and_of_coefficients_are_calibrated():
 
 
 def test_unseen_tasks_are_an_error_or_the_mean_and_can_be_folded_in():
-    X, y, task = rows(noise=0.5)
+    X, y, task = named_tasks(noise=0.5)
     held = task == "t3"
     model = SubspaceRegressor(rank=2).fit(X[~held], y[~held], task=task[~held])
     with pytest.raises(
@@ -306,7 +292,7 @@ def test_unseen_tasks_are_an_error_or_the_mean_and_can_be_folded_in():
 
 @pytest.mark.parametrize("options", [{}, {"noise": "shared"}, {"inference": "point", "ridge": 1.0}])
 def test_rows_may_be_folded_in_at_once_or_one_by_one_in_any_order(options):
-    X, y, task = rows(noise=0.5)
+    X, y, task = named_tasks(noise=0.5)
     late = np.isin(task, ["t3", "t4"])
     louder = y[late] + 5 * np.random.default_rng(0).normal(
         size=late.sum()
@@ -329,7 +315,7 @@ def test_rows_may_be_folded_in_at_once_or_one_by_one_in_any_order(options):
 
 @pytest.mark.parametrize("options", [{}, {"inference": "point", "ridge": 1.0}])
 def test_learning_in_pieces_ends_where_learning_at_once_does(options):
-    X, y, task = rows(noise=0.5, tasks=10, per_task=30)
+    X, y, task = named_tasks(noise=0.5, tasks=10, per_task=30)
     scaled = (X - X.mean(0)) / X.std(0)
     options = options | {
         "rank": 2,
@@ -352,7 +338,7 @@ def test_learning_in_pieces_ends_where_learning_at_once_does(options):
 @pytest.mark.parametrize("value", [None, 5.0])
 def test_the_first_rows_may_have_nothing_to_tell(noise, value):
     """Of one task no differences are seen, and targets that are all alike have no noise."""
-    X, y, task = rows(noise=0.5)
+    X, y, task = named_tasks(noise=0.5)
     first = task == "t0" if value is None else np.arange(len(task)) % 4 == 0
     y = y if value is None else np.where(first, value, y)
     model = SubspaceRegressor(rank=2, noise=noise).fit(X[first], y[first], task=task[first])
@@ -362,14 +348,14 @@ def test_the_first_rows_may_have_nothing_to_tell(noise, value):
 
 
 def test_the_ridge_is_chosen_on_held_out_rows():
-    X, y, task = rows(noise=3.0, per_task=10)
+    X, y, task = named_tasks(noise=3.0, per_task=10)
     model = SubspaceRegressor(rank=3, inference="point", random_state=0).fit(X, y, task=task)
     assert model.ridge_ == min(model.ridge_errors_, key=model.ridge_errors_.get)
 
 
 @pytest.mark.parametrize("options", [{}, {"inference": "point", "ridge": 1.0}])
 def test_weights_count_rows_and_a_row_of_weight_zero_is_none(options):
-    X, y, task = rows(noise=1.0)
+    X, y, task = named_tasks(noise=1.0)
     weight = np.random.default_rng(0).integers(1, 4, len(y))
     weighted = SubspaceRegressor(rank=2, **options).fit(X, y, task=task, sample_weight=weight)
     repeated = SubspaceRegressor(rank=2, **options).fit(
@@ -390,7 +376,7 @@ def test_weights_count_rows_and_a_row_of_weight_zero_is_none(options):
 
 
 def test_features_that_are_constant_carry_no_weight_and_a_constant_target_has_no_nmse():
-    X, y, task = rows(noise=0.3)
+    X, y, task = named_tasks(noise=0.3)
     wide = np.c_[X, np.zeros(len(X)), np.full(len(X), 0.1)]
     model = SubspaceRegressor(rank=2).fit(wide, y, task=task)
     np.testing.assert_allclose(model.coef_[:, 5:], 0.0, atol=1e-9)
@@ -408,7 +394,7 @@ def test_features_that_are_constant_carry_no_weight_and_a_constant_target_has_no
 
 
 def test_transform_gives_the_shared_features():
-    X, y, task = rows()
+    X, y, task = named_tasks()
     frame = pd.DataFrame(X, columns=list("abcde"))
     model = SubspaceRegressor(rank=2).fit(frame, y, task=pd.Series(task))
     Z = np.c_[(X - X.mean(0)) / X.std(0), np.ones(len(X))]
@@ -418,7 +404,7 @@ def test_transform_gives_the_shared_features():
 
 @pytest.mark.parametrize("inference", ["marginal", "point"])
 def test_a_callback_sees_every_round_and_stops(inference, capsys):
-    X, y, task = rows(noise=1.0)
+    X, y, task = named_tasks(noise=1.0)
     seen = []
     model = SubspaceRegressor(rank=2, inference=inference, ridge=1.0, verbose=True)
     model.fit(X, y, task=task, callback=lambda row: seen.append(row) or row["round"] >= 2)
@@ -431,7 +417,7 @@ def test_a_callback_sees_every_round_and_stops(inference, capsys):
 def test_a_model_stays_what_it_was_fitted_as_until_it_is_fitted_again(
     first: str, then: str, tmp_path: Path
 ) -> None:
-    X, y, task = rows()
+    X, y, task = named_tasks()
     model = SubspaceRegressor(2, inference=first, ridge=0.1).fit(X, y, task=task)
     before = model.predict(X, task=task)
     model.set_params(inference=then)
@@ -447,7 +433,7 @@ def test_a_model_stays_what_it_was_fitted_as_until_it_is_fitted_again(
         assert hasattr(other, "ridge_") == (then == "point")
 
 
-X0, Y0, T0 = rows()
+X0, Y0, T0 = named_tasks()
 FRAME = pd.DataFrame(X0, columns=list("abcde"))
 
 

@@ -24,6 +24,7 @@ from fisherfold.tables.folders import (
     unpack_index,
 )
 from fisherfold.tables.ids import IdIndex
+from toy import slow
 
 posix = pytest.mark.skipif(os.name != "posix", reason="links, limits and signals of POSIX")
 
@@ -244,7 +245,7 @@ def read_until(path, end, found):
 
 
 @posix
-@pytest.mark.parametrize("seconds", [1.0, pytest.param(60.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [1.0, *slow(60.0)])
 def test_two_writers_and_three_readers_never_meet_a_mixture_or_an_error(tmp_path, seconds):
     context = multiprocessing.get_context("fork")
     save(tmp_path / "m", 1.0)

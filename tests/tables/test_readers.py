@@ -310,6 +310,7 @@ def test_a_wide_table_is_read_in_linear_time_and_names_are_made_distinct(tmp_pat
     assert read(tmp_path, "a,,a\nx,y,z\n", read_table).frame.columns == ["a", "column_2", "a_2"]
 
 
+@pytest.mark.slow
 def test_one_line_with_a_field_more_costs_no_more_memory(tmp_path):
     """65 MB of text, read in a process of its own; 0.1.0 went to 3 GB."""
     import subprocess

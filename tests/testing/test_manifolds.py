@@ -24,6 +24,7 @@ from fisherfold.manifolds import (
 )
 from fisherfold.problems import NLLProblem
 from fisherfold.testing import check_manifold
+from toy import slow
 
 # Every manifold of the library, with every retraction over many float32 steps; the full ten thousand on the sphere.
 LONG = [
@@ -66,8 +67,8 @@ SHORT = [
 
 
 @pytest.mark.parametrize("manifold", LONG, ids=repr)
-def test_the_manifolds_of_the_library_pass_with_the_long_run(manifold):
-    steps = 10_000 if manifold == Sphere(5) else 200
+@pytest.mark.parametrize("steps", [200, *slow(10_000)])
+def test_the_manifolds_of_the_library_pass_with_the_long_run(manifold, steps):
     report = check_manifold(manifold, steps=steps)
     assert all(isinstance(verdict, Verdict) and verdict for verdict in report)
     for method in manifold.retractions:

@@ -85,6 +85,7 @@ def test_optimizers(kind):
     assert run() == run()
 
 
+@pytest.mark.slow
 def test_command_line(tmp_path):
     frame = pl.DataFrame(
         {"user": NAMES[:, 0].tolist(), "item": NAMES[:, 1].tolist(), "rating": VALUES}

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import fisherfold
 from fisherfold.cli import app
 from fisherfold.completion import MatrixCompletion
+from toy import slow
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="jobs are forked")
 HERE, HOME = Path(__file__).parent, str(Path(fisherfold.__file__).parents[1])
@@ -29,7 +30,7 @@ ENVIRONMENT = {
 }
 
 
-@pytest.mark.parametrize("count", [24, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [8, *slow(200)])
 def test_kills_at_random_moments_of_fit_and_save(count):
     words = [sys.executable, HERE.parents[1] / "fuzz" / "kills.py", "--kills", str(count)]
     done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=False)
@@ -212,7 +213,7 @@ def test_a_checkpoint_goes_once_the_model_is_there(tables, tmp_path, monkeypatch
     MatrixCompletion.load(tmp_path / "m")
 
 
-@pytest.mark.parametrize("name", ["complete", "subspace", "predict", "demo"])
+@pytest.mark.parametrize("name", ["complete", *slow("subspace", "predict", "demo")])
 def test_read_only_folder(zygote, tables, mounted, name):
     folder = mounted("locked", "-t", "tmpfs", "-o", "ro,size=64k", "tmpfs")
     text = rejected(zygote, writes(tables, folder)[name])
@@ -221,7 +222,7 @@ def test_read_only_folder(zygote, tables, mounted, name):
         assert rescued(text)
 
 
-@pytest.mark.parametrize("name", ["complete", "demo"])
+@pytest.mark.parametrize("name", ["complete", *slow("demo")])
 def test_folders_that_cannot_be(zygote, tables, name):
     """As root too: no folder can be made below a device."""
     text = rejected(zygote, writes(tables, Path("/dev/null/x"))[name])

@@ -18,6 +18,7 @@ from sklearn.pipeline import make_pipeline
 
 from fisherfold.completion import LowRankImputer, MatrixCompletion, MatrixCompletionCV
 from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
+from toy import slow
 
 KINDS = [
     "completion",
@@ -64,7 +65,7 @@ def test_a_copy_learns_on_its_own(models):
     assert "new" in other.model_.row_ids.labels
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", *slow("spawn")])
 def test_processes(models, method):
     """Forked and spawned workers answer like the parent; one pool for all models, since a spawned one starts slowly."""
     if method not in multiprocessing.get_all_start_methods():
@@ -87,6 +88,7 @@ def test_fits_in_forked_workers(models):
     assert found == [answers(models["completion"]), answers(models["regression"])]
 
 
+@pytest.mark.slow
 def test_grid_search_with_two_workers():
     """Every estimator in GridSearchCV(n_jobs=2): the same choice and scores as in one process."""
     filled = np.where(np.isnan(HOLES), 0, HOLES).sum(axis=1)
