@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fisherfold.distributed import Group
-from fisherfold.tables.readers import parquet_files
+from fisherfold.tables.parquet import parquet_files
 
 _BLOCK = 2**20
 

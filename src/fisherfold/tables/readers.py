@@ -26,6 +26,7 @@ import numpy.typing as npt
 import polars as pl
 
 from fisherfold.tables.ids import Ids, objects
+from fisherfold.tables.parquet import cut, parquet_files, read_parquet
 from fisherfold.tables.roles import ENTRIES, PAIRS, usual_columns
 from fisherfold.tables.times import seconds
 
@@ -83,9 +84,8 @@ def read_table(
     name = "standard input" if str(path) == "-" else str(path)
     content, is_parquet = _content(path, name, max_bytes)
     if content is None or is_parquet:
-        table = _read_parquet(
-            path if content is None else io.BytesIO(content), name, max_bytes, part
-        )
+        frame = read_parquet(Path(path) if content is None else content, name, max_bytes, part)
+        table = Table(frame, name, frame.columns, frame.height)
     else:
         table = _read_text(content, name, separator, header, encoding, part)
     if table.n_lines == 0 and part[0] == 0:
@@ -286,13 +286,6 @@ def _is_missing(column: pl.Series) -> pl.Series:
     )
 
 
-def parquet_files(path: str | Path) -> list[Path]:
-    """The part files of a folder, as Spark and others write them."""
-    return sorted(
-        found for found in Path(path).rglob("*.parquet") if not found.name.startswith((".", "_"))
-    )
-
-
 def _content(path: str | Path, name: str, max_bytes: int) -> tuple[bytes | None, bool]:
     """The unpacked bytes of a file, and whether it is Parquet; that of a file on the disk is not read here."""
     if str(path) == "-":
@@ -393,7 +386,7 @@ def _read_text(
     if frame is None:
         raise ValueError(f"{name} cannot be read as text with the separator {mark!r}")
     frame = frame.filter(~pl.all_horizontal(pl.all().is_null()))
-    start, end = _ends(frame.height, part)
+    start, end = cut(frame.height, part)
     frame, n_lines = frame[start:end], end - start
     surplus = frame[f"c{n}"].is_not_null()
     rejected = {"too many fields": count} if (count := int(surplus.sum())) else {}
@@ -417,35 +410,6 @@ def _csv(
         if "utf" in str(error):
             raise _not_utf8(name) from None
         return None
-
-
-def _read_parquet(source: Any, name: str, max_bytes: int, part: tuple[int, int]) -> Table:
-    try:
-        files = isinstance(source, str | Path) and Path(source).is_dir()
-        lazy = pl.scan_parquet(parquet_files(source) if files else source, glob=False)
-        names = lazy.collect_schema().names()
-        count = int(lazy.select(pl.len()).collect().item())
-        if count * max(len(names), 1) * 8 > max_bytes:
-            raise ValueError(
-                f"it takes more than {max_bytes:,} bytes unpacked; --unpack-limit raises the limit"
-            )
-        start, end = _ends(count, part)
-        frame = lazy.slice(start, end - start).collect()
-    except (
-        pl.exceptions.PolarsError,
-        pl.exceptions.PanicException,
-        OSError,
-        ValueError,
-        OverflowError,
-    ) as error:
-        raise ValueError(
-            f"{name} cannot be read as Parquet: {' '.join(str(error).split())[:200]}"
-        ) from None
-    return Table(frame, name, names, frame.height)
-
-
-def _ends(count: int, part: tuple[int, int]) -> tuple[int, int]:
-    return count * part[0] // part[1], count * (part[0] + 1) // part[1]
 
 
 def _names(fields: list[str]) -> list[str]:
