@@ -38,7 +38,8 @@ def made(rows: int, columns: int, rank: int, ratings: int):
     from fisherfold.completion.entries import Entries
     from fisherfold.completion.inference.packed import pack
     from fisherfold.completion.inference.posterior import CompletionPosterior, Side
-    from fisherfold.completion.model import CompletionModel, Seen
+    from fisherfold.completion.model import CompletionModel
+    from fisherfold.completion.ratings import TrainingRatings
     from fisherfold.tables.ids import IdIndex
 
     rng = np.random.default_rng(0)
@@ -57,7 +58,7 @@ def made(rows: int, columns: int, rank: int, ratings: int):
         side.covariance = pack(0.05 * torch.eye(q)[None]).repeat(n, 1)
         sides.append(side)
     posterior = CompletionPosterior(sides[0], sides[1], 2.0, 20.0, len(keep))
-    seen = Seen(offsets, items.astype(np.int32), np.zeros(len(keep), dtype=np.float32))
+    seen = TrainingRatings(offsets, items.astype(np.int32), np.zeros(len(keep), dtype=np.float32))
     ids = IdIndex(np.arange(rows)), IdIndex(np.arange(columns))
     model = CompletionModel(*ids, posterior, 3.5, 1.0, 1.0, 5.0, seen, "variational", 0, len(keep))
     return (

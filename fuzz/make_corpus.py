@@ -41,7 +41,7 @@ def models() -> None:
             f"{folder}/completion"
         )
         _, said = read_tensors(
-            Path(folder) / "completion" / "model.safetensors", kind="completion", version=1
+            Path(folder) / "completion" / "model.safetensors", kind="completion", version=2
         )
         keep(Path(folder) / "completion" / "model.safetensors", "completion/small.safetensors")
         write("header/small.json", json.dumps(said).encode())

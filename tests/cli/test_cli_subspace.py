@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fisherfold.cli import app
-from fisherfold.completion.estimator import MatrixCompletion
+from fisherfold.completion.rating_model import MatrixCompletion
 from fisherfold.subspace.regressor import SubspaceRegressor
 
 

@@ -67,7 +67,7 @@ def evidence_lower_bound(posterior: CompletionPosterior, ratings: Ratings) -> fl
     )
     logs, total = [], 0.0
     for side in (rows, columns):
-        q_gamma = Gamma(nu / 2 + side.counts.double() / 2, nu / 2 + side.shortfall.double() / 2)
+        q_gamma = Gamma(nu / 2 + side.counts.double() / 2, nu / 2 + side.weighted_sse.double() / 2)
         logs.append(torch.digamma(q_gamma.concentration) - torch.log(q_gamma.rate))
         prior_gamma = Gamma(torch.tensor(nu / 2).double(), torch.tensor(nu / 2).double())
         total -= float(kl_divergence(q_gamma, prior_gamma).sum())

@@ -14,7 +14,7 @@ from sklearn.base import clone
 from sklearn.metrics import r2_score
 from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
 
-import fisherfold.completion.fit as engine
+import fisherfold.completion.training as engine
 from fisherfold.completion import MatrixCompletion, MatrixCompletionCV
 from toy import rated_table
 
@@ -206,9 +206,9 @@ def test_a_table_that_is_rated_over_and_over_is_that_of_the_last_values(table):
     assert rmse(model.predict(held), expected) < 0.1
 
 
-@pytest.mark.parametrize("step", ["fit_variational", "look_back", "absorb"])
+@pytest.mark.parametrize("step", ["fit_variational", "refine", "update_batch"])
 def test_an_interrupted_update_leaves_the_model(table, monkeypatch, step):
-    import fisherfold.completion.model as inside
+    import fisherfold.completion.updating as inside
 
     _, pairs, values, held, _ = table
     model = MatrixCompletion(2).fit(pairs, values)
@@ -218,9 +218,9 @@ def test_an_interrupted_update_leaves_the_model(table, monkeypatch, step):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(engine if step == "fit_variational" else inside, step, stop)
-    new = pairs[: {"fit_variational": len(pairs), "look_back": 200, "absorb": 3}[step]] + np.array(
-        [100, 0]
-    )
+    new = pairs[
+        : {"fit_variational": len(pairs), "refine": 200, "update_batch": 3}[step]
+    ] + np.array([100, 0])
     with pytest.raises(KeyboardInterrupt):
         model.partial_fit(new, values[: len(new)])
     monkeypatch.undo()
@@ -311,8 +311,11 @@ def test_files_and_pickles_keep_everything(table, tmp_path):
         np.testing.assert_equal(again.cv_results_, model.cv_results_)
         assert (again.best_rank_, again.best_rmse_) == (model.best_rank_, model.best_rmse_)
         assert again.recommend("u3", 3).equals(model.recommend("u3", 3))
-    plainer = MatrixCompletion.load(tmp_path / "model")
-    assert plainer.rank == 2
+    again = MatrixCompletion.load(tmp_path / "model")  # the class is that of the file
+    assert type(again) is MatrixCompletionCV
+    assert type(again.best_estimator_) is MatrixCompletion
+    assert again.best_estimator_.rank == 2
+    np.testing.assert_array_equal(again.best_estimator_.predict(wanted), model.predict(wanted))
     assert json.loads((tmp_path / "model" / "model.json").read_text())["names"] == [
         "user",
         "item",
@@ -343,9 +346,9 @@ def test_a_damaged_field_is_named_with_its_file(table, tmp_path, name, value, me
     _, pairs, values, _, _ = table
     MatrixCompletion(2, max_iter=2, n_jobs=1).fit(pairs, values).save(tmp_path / "m")
     file = tmp_path / "m" / "model.safetensors"
-    tensors, header = read_tensors(file, kind="completion", version=1)
+    tensors, header = read_tensors(file, kind="completion", version=2)
     assert not {"n_jobs", "device", "verbose"} & set(header["params"])
-    write_tensors(file, tensors, kind="completion", version=1, header=header | {name: value})
+    write_tensors(file, tensors, kind="completion", version=2, header=header | {name: value})
     with pytest.raises(ValueError, match=rf"model.safetensors.*{message}"):
         MatrixCompletion.load(tmp_path / "m")
 

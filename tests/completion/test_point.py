@@ -11,13 +11,13 @@ from fisherfold.completion import CompletionProblem, Ratings
 from fisherfold.completion.inference.start import start_posterior
 from fisherfold.completion.point.fit import (
     OPTIONS,
-    SOLVERS,
     _balance,
     _penalise,
     fit_point,
     held_out_entries,
     sweep,
 )
+from fisherfold.completion.training import SOLVERS
 from fisherfold.solvers import GradientNorm
 
 RNG = np.random.default_rng(0)

@@ -78,30 +78,19 @@ def test_bounds_and_draws_come_from_the_posterior(fitted):
         model.model_.locate(upper["item"], "column", "prior"),
     )
     mean, std = model.predict(pairs, return_std=True)
-    at = model.model_.tensor
-    posterior, scale = model.model_.posterior, model.model_.scale
-    noise = (
-        scale**2
-        * (
-            posterior._noise(posterior.rows, at(rows))
-            * posterior._noise(posterior.columns, at(columns))
-            / posterior.noise_precision
-        ).numpy()
-    )
-    np.testing.assert_allclose(
-        upper["prediction"], mean + 1.645 * np.sqrt(std**2 - noise), rtol=1e-6
-    )
+    spread = model.model_.pairs(rows, columns).spread()
+    assert (spread < std).all()
+    np.testing.assert_allclose(upper["score"], mean + 1.645 * spread, rtol=1e-6)
+    np.testing.assert_allclose(upper["prediction"], mean)
     draws = np.stack(
         [
-            model.recommend(4, 30, by="sample", seed=k, exclude_seen=False).sort("item")[
-                "prediction"
-            ]
+            model.recommend(4, 30, by="sample", seed=k, exclude_seen=False).sort("item")["score"]
             for k in range(300)
         ]
     )
     order = np.argsort(upper["item"].to_numpy())
     np.testing.assert_allclose(draws.mean(0), mean[order], atol=5 * np.sqrt((std**2).max() / 300))
-    np.testing.assert_allclose(draws.std(0), np.sqrt(std**2 - noise)[order], rtol=0.3)
+    np.testing.assert_allclose(draws.std(0), spread[order], rtol=0.3)
     assert model.recommend(4, by="sample", seed=1).equals(model.recommend(4, by="sample", seed=1))
 
 

@@ -9,7 +9,7 @@ import torch
 
 from fisherfold.completion import MatrixCompletion
 from fisherfold.completion.inference.packed import unpack
-from fisherfold.completion.inference.stream import absorb, grow, look_back
+from fisherfold.completion.inference.stream import append_members, refine, update_batch
 from fisherfold.completion.inference.variational import fit_variational
 from fisherfold.completion.ratings import Ratings
 from toy import low_rank
@@ -24,13 +24,13 @@ def fitted():
 def test_fold_in_of_a_row_is_its_textbook_posterior(fitted):
     posterior, _ = fitted
     entries = [(3, 0.4), (8, -0.2), (20, 1.0)]
-    grow(posterior.rows, posterior.columns, 1)
+    append_members(posterior.rows, posterior.columns, 1)
     mean, covariance = reference.posterior_of_row(
         posterior.rows, posterior.columns, 40, entries, posterior.noise_precision
     )
     batch = Ratings([0, 0, 0], [0, 1, 2], [x for _, x in entries], (1, 3))
     columns = posterior.columns.mean.clone()
-    absorb(
+    update_batch(
         posterior,
         batch,
         torch.tensor([40]),
@@ -73,9 +73,9 @@ def test_fold_in_of_a_row_does_not_take_the_effects_of_its_rated_set_for_known()
             precision + posterior.noise_precision * second,
             pull + posterior.noise_precision * offset,
         )
-    grow(rows, columns, 1)
+    append_members(rows, columns, 1)
     batch = Ratings([0, 0, 0], [0, 1, 2], [x for _, x in entries], (1, 3))
-    absorb(
+    update_batch(
         posterior, batch, torch.tensor([40]), number, passes=1, move=(True, False), new_rows=True
     )
     expected = torch.linalg.solve(precision, pull)
@@ -121,7 +121,7 @@ def test_one_step_is_the_natural_gradient(fitted):
     bound = bound + 0.5 * torch.logdet(second - torch.outer(first, first))
     by_first, by_second = torch.autograd.grad(bound, (first, second))
     batch = Ratings([0, 0], [0, 1], [x for _, x in entries], (1, 2))
-    absorb(
+    update_batch(
         posterior, batch, torch.tensor([row]), torch.tensor([1, 9]), passes=1, move=(True, False)
     )
     new_mean, new_covariance = reference.member(posterior.rows, row)
@@ -149,7 +149,7 @@ def test_stream_comes_close_to_the_batch_fit():
         r, local_r = np.unique(rows[part], return_inverse=True)
         c, local_c = np.unique(columns[part], return_inverse=True)
         batch = Ratings(local_r, local_c, values[part], (len(r), len(c)))
-        absorb(stream, batch, torch.from_numpy(r).long(), torch.from_numpy(c).long())
+        update_batch(stream, batch, torch.from_numpy(r).long(), torch.from_numpy(c).long())
     batch_fit = fit_variational(ratings, 2)
     whole = error(batch_fit)
     assert stream.noise_precision == pytest.approx(batch_fit.noise_precision, rel=0.5)
@@ -158,7 +158,7 @@ def test_stream_comes_close_to_the_batch_fit():
     assert error(stream) < 0.65 * at_first
     assert error(stream) < 1.3 * whole
     streamed = error(stream)
-    look_back(stream, ratings, passes=4)
+    refine(stream, ratings, passes=4)
     assert error(stream) < min(streamed, 1.02 * whole)
 
 
@@ -168,13 +168,13 @@ def test_rated_sets_grow_with_the_stream():
     effects = posterior.rows.set_effects.effects
     sums = posterior.rows.set_effects.sums[4].clone()
     batch = Ratings([0, 0], [0, 1], [0.1, 0.2], (1, 2))
-    absorb(posterior, batch, torch.tensor([4]), torch.tensor([2, 11]))
+    update_batch(posterior, batch, torch.tensor([4]), torch.tensor([2, 11]))
     torch.testing.assert_close(posterior.rows.set_effects.sums[4], sums + effects[2] + effects[11])
 
 
 def test_new_members_are_the_prior(fitted):
     posterior, _ = fitted
-    grow(posterior.columns, posterior.rows, 2)
+    append_members(posterior.columns, posterior.rows, 2)
     prior = torch.linalg.inv(posterior.columns.precision)
     torch.testing.assert_close(unpack(posterior.columns.covariance)[-1], prior)
     torch.testing.assert_close(posterior.columns.mean[-1], posterior.columns.center)
@@ -191,7 +191,7 @@ def test_a_look_back_is_a_fit_that_goes_on():
     short, long = (
         fit_variational(ratings, 2, max_iter=n, tol=0.0) for n in (2, 4)
     )  # momentum ends with a fit
-    look_back(short, ratings, passes=2)
+    refine(short, ratings, passes=2)
     for mine, other in ((short.rows, long.rows), (short.columns, long.columns)):
         torch.testing.assert_close(mine.mean, other.mean, atol=1e-10, rtol=1e-10)
         torch.testing.assert_close(

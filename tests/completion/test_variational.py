@@ -218,7 +218,7 @@ def test_predictive_moments_are_those_of_the_posterior():
         spread = reference.expected_square(posterior.rows, posterior.columns, a, b, float(mean[k]))
         noise = 1 / tau
         for side, member in ((posterior.rows, a), (posterior.columns, b)):
-            noise *= float((nu + side.shortfall[member]) / (nu + side.counts[member] - 2))
+            noise *= float((nu + side.weighted_sse[member]) / (nu + side.counts[member] - 2))
         assert float(std[k] ** 2) == pytest.approx(spread + noise, rel=1e-9)
 
 
@@ -259,15 +259,15 @@ def test_chunks_of_predictions_are_those_of_one_and_leave_nothing_behind(monkeyp
         t.flatten() for t in torch.meshgrid(torch.arange(-1, 6), torch.arange(-1, 5), indexing="ij")
     )
     whole = posterior.predict(i, j, with_std=True)
-    alive, second_moment = [], predictive.second_moment_of_products
+    alive, variance = [], predictive.variance
 
-    def counting(*parts):
+    def counting(*parts, **options):
         gc.collect()
         alive.append(sum(type(found) is torch.Tensor for found in gc.get_objects()))
-        return second_moment(*parts)
+        return variance(*parts, **options)
 
     monkeypatch.setattr(predictive, "_CHUNK", 10)
-    monkeypatch.setattr(predictive, "second_moment_of_products", counting)
+    monkeypatch.setattr(predictive, "variance", counting)
     for part, all_at_once in zip(posterior.predict(i, j, with_std=True), whole, strict=True):
         torch.testing.assert_close(part, all_at_once)
     assert len(alive) == 5

@@ -50,7 +50,7 @@ def answers(model):
     """What the model says, as bytes."""
     if isinstance(model, LowRankImputer):
         found = [model.transform(HOLES)]
-    elif isinstance(model, MatrixCompletion):
+    elif isinstance(model, (MatrixCompletion, MatrixCompletionCV)):
         errors = model.model_.inference == "variational"
         found = list(model.predict(NAMES, return_std=True)) if errors else [model.predict(NAMES)]
         found += [

@@ -205,7 +205,7 @@ def test_a_checkpoint_goes_once_the_model_is_there(tables, tmp_path, monkeypatch
         raise OSError(28, "the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fisherfold.completion.estimator.save_folder", full)
+        patch.setattr("fisherfold.completion.base.save_folder", full)
         assert "the disk is full" in str(CliRunner().invoke(app, [*map(str, words)]).exception)
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
     assert CliRunner().invoke(app, [*map(str, words)]).exit_code == 0

@@ -17,7 +17,7 @@ from fisherfold.cli import main
 torch.set_num_threads(1)
 
 for name in (
-    "completion.estimator",
+    "completion.rating_model",
     "completion.cross_validation",
     "subspace.regressor",
     "subspace.files",

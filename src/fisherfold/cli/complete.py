@@ -29,9 +29,9 @@ from fisherfold.plain import counted
 from fisherfold.progress import track
 
 if TYPE_CHECKING:
+    from fisherfold.completion.base import CompletionBase
     from fisherfold.completion.entries import Entries
-    from fisherfold.completion.estimator import MatrixCompletion
-    from fisherfold.completion.fit import Extras
+    from fisherfold.completion.training import SideInformation
     from fisherfold.tables.readers import RatingTable
 
 app = group(
@@ -118,10 +118,10 @@ class Model:
         "Pairs were observed (clicks, plays), values are their weights, if any; what is missing is no interest.",
     )
 
-    def estimator(self, **more: Any) -> MatrixCompletion:
+    def estimator(self, **more: Any) -> Any:
         """The estimator of these options."""
         from fisherfold.completion.cross_validation import MatrixCompletionCV
-        from fisherfold.completion.estimator import MatrixCompletion
+        from fisherfold.completion.rating_model import MatrixCompletion
 
         if self.implicit:
             return self._implicit(**more)
@@ -143,7 +143,7 @@ class Model:
             )
         return MatrixCompletion(int(self.rank), ridge=self.ridge, **options)
 
-    def _implicit(self, **more: Any) -> MatrixCompletion:
+    def _implicit(self, **more: Any) -> Any:
         from fisherfold.completion.implicit import ImplicitCompletion
 
         for name in (
@@ -173,7 +173,7 @@ class Model:
 
     def read(
         self, file: Path, reading: Columns, skip_bad_lines: bool
-    ) -> tuple[RatingTable, Entries, Extras]:
+    ) -> tuple[RatingTable, Entries, SideInformation]:
         """The table for a fit, its entries, features and times."""
         table = _read(file, reading, skip_bad_lines, time=self.time_column, implicit=self.implicit)
         entries = _entries(table)
@@ -181,12 +181,12 @@ class Model:
 
     def _extras(
         self, entries: Entries, times: Any, reading: Columns, skip_bad_lines: bool
-    ) -> Extras:
-        from fisherfold.completion.fit import Extras
+    ) -> SideInformation:
         from fisherfold.completion.inference.features import encode_features
+        from fisherfold.completion.training import SideInformation
 
         if self.implicit:
-            return Extras()
+            return SideInformation()
         found = [
             None
             if file is None
@@ -198,7 +198,7 @@ class Model:
                 strict=True,
             )
         ]
-        return Extras((found[0], found[1]), times)
+        return SideInformation((found[0], found[1]), times)
 
 
 Shown = Annotated[
@@ -556,7 +556,7 @@ def evaluate(
     if split in ("folds", "random"):  # no pair is both held out and in the fit
         count, rule = (
             len(entries.values),
-            fitted.duplicates if model.implicit else fitted._settings().rule,
+            fitted.duplicates if model.implicit else fitted.merge_rule,
         )
         entries, extras = _once(entries, extras, rule)
         found["merged"] = count - len(entries.values)
@@ -579,12 +579,12 @@ def evaluate(
     answer(f"Held-out errors on {file.name}", found)
 
 
-def _once(entries: Entries, extras: Extras, rule: str) -> tuple[Entries, Extras]:
+def _once(entries: Entries, extras: SideInformation, rule: str) -> tuple[Entries, SideInformation]:
     """Each pair once, with its time."""
-    from fisherfold.completion.fit import once
+    from fisherfold.completion.training import merge_pairs
 
     row_ids, column_ids, i, j = entries.indexed()
-    i, j, values, extras = once(i, j, entries.values, extras, (row_ids, column_ids), rule)
+    i, j, values, extras = merge_pairs(i, j, entries.values, extras, (row_ids, column_ids), rule)
     return replace(
         entries, rows=row_ids.decode(i), columns=column_ids.decode(j), values=values
     ), extras
@@ -611,7 +611,7 @@ def _parts(split: str, folds: int, entries: Entries, table: RatingTable, seed: i
 
 
 def _scores(
-    model: MatrixCompletion, held: Entries, times: Any, top: int | None, relevant: float | None
+    model: Any, held: Entries, times: Any, top: int | None, relevant: float | None
 ) -> dict[str, float]:
     """Errors of predictions, what the 90 % intervals cover, and metrics of ranked lists."""
     import numpy as np
@@ -627,10 +627,11 @@ def _scores(
         if twice.any():  # their errors are too small, and lists leave them out
             found["already in the fit"] = int(twice.sum())
     if inside.inference != "implicit":
-        mean, _ = inside.predict(i, j, clip=model.clip, times=times)
+        pairs = inside.pairs(i, j, times)
+        mean = pairs.predict(clip=model.clip)
         found |= {"rmse": metrics.rmse(held.values, mean), "mae": metrics.mae(held.values, mean)}
         if inside.inference == "variational":
-            low, high = inside.intervals(i, j, 0.9, clip=False, times=times)
+            low, high = pairs.intervals(0.9, clip=False)
             found["covered by 90 % intervals"] = float(
                 np.mean((low <= held.values) & (held.values <= high))
             )
@@ -650,10 +651,10 @@ def _scores(
     return found
 
 
-def _load(folder: Path) -> MatrixCompletion:
-    from fisherfold.completion.estimator import MatrixCompletion
+def _load(folder: Path) -> Any:
+    from fisherfold.completion.base import CompletionBase
 
-    return MatrixCompletion.load(folder)
+    return CompletionBase.load(folder)
 
 
 def _read(file: Path, reading: Columns, skip_bad_lines: bool, **other: Any) -> RatingTable:
@@ -667,7 +668,7 @@ def _read(file: Path, reading: Columns, skip_bad_lines: bool, **other: Any) -> R
 def _more(
     file: Path,
     reading: Columns,
-    model: MatrixCompletion,
+    model: CompletionBase,
     skip_bad_lines: bool = False,
     **other: Any,
 ) -> RatingTable:
@@ -722,7 +723,7 @@ def _split(columns: str | None) -> tuple[str, ...] | None:
     return None if columns is None else tuple(part.strip() for part in columns.split(","))
 
 
-def _size(model: MatrixCompletion) -> dict[str, int]:
+def _size(model: CompletionBase) -> dict[str, int]:
     inside = model.model_
     sides = {
         f"rows ({model.names_[0]})": len(inside.row_ids),

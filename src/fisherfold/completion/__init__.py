@@ -1,11 +1,31 @@
-"""Completion of tables with holes: ratings, their problem and Fisher operators, inference, estimators."""
+"""Completion of tables with holes: ratings, their problem and Fisher operators, inference, estimators.
 
-from fisherfold.completion.cross_validation import MatrixCompletionCV
-from fisherfold.completion.estimator import MatrixCompletion
-from fisherfold.completion.implicit import ImplicitCompletion
-from fisherfold.completion.imputer import LowRankImputer, Pooled, pool_estimates
-from fisherfold.completion.point.problem import CompletionProblem
-from fisherfold.completion.ratings import Ratings
+Names are imported when first used: a model of ratings needs none of the solvers that ``CompletionProblem`` does.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fisherfold.completion.cross_validation import MatrixCompletionCV
+    from fisherfold.completion.implicit import ImplicitCompletion
+    from fisherfold.completion.imputer import LowRankImputer, Pooled, pool_estimates
+    from fisherfold.completion.point.problem import CompletionProblem
+    from fisherfold.completion.rating_model import MatrixCompletion
+    from fisherfold.completion.ratings import Ratings
+
+_HOMES = {
+    "CompletionProblem": "point.problem",
+    "ImplicitCompletion": "implicit",
+    "LowRankImputer": "imputer",
+    "MatrixCompletion": "rating_model",
+    "MatrixCompletionCV": "cross_validation",
+    "Pooled": "imputer",
+    "Ratings": "ratings",
+    "pool_estimates": "imputer",
+}
 
 __all__ = [
     "CompletionProblem",
@@ -17,3 +37,15 @@ __all__ = [
     "Ratings",
     "pool_estimates",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -4,19 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from fisherfold.completion.estimator import CHECKS, SEARCH_CHECKS, MatrixCompletion
-from fisherfold.completion.fit import Settings, once, prepare, solve
+from fisherfold.completion.entries import Entries
 from fisherfold.completion.model import CompletionModel
+from fisherfold.completion.rating_model import (
+    CHECKS,
+    MatrixCompletion,
+    RatingModel,
+    numbered,
+    settings_of,
+    side_information,
+)
+from fisherfold.completion.training import (
+    Settings,
+    SideInformation,
+    merge_pairs,
+    model_of,
+    prepare,
+    solve,
+)
 from fisherfold.progress import track
+from fisherfold.tables import validation
+from fisherfold.threads import threads
 from fisherfold.warn import warn
 
+SEARCH_CHECKS: dict[str, validation.Check] = {
+    "ranks": validation.each(validation.integer(1)),
+    "ridges": validation.each(validation.optional(validation.number(0))),
+    "cv": validation.integer(2),
+}
+_SEARCHED = ("rank", "ridge")
 
-class MatrixCompletionCV(MatrixCompletion):
+
+class MatrixCompletionCV(RatingModel):
     """``MatrixCompletion`` that picks its rank and ridge by the held-out error of ``cv`` random folds.
 
     The best pair is then fitted to all values. Parameters that are not listed are those of ``MatrixCompletion``.
@@ -29,6 +53,7 @@ class MatrixCompletionCV(MatrixCompletion):
         likelihood: as in ``MatrixCompletion``; errors are those of the predicted means.
 
     Attributes:
+        best_estimator_: the ``MatrixCompletion`` of that rank and ridge, fitted to all values.
         best_rank_: the chosen rank.
         best_ridge_: the chosen ridge.
         best_rmse_: its mean held-out root mean square error.
@@ -67,102 +92,161 @@ class MatrixCompletionCV(MatrixCompletion):
         self.ranks = ranks
         self.ridges = ridges
         self.cv = cv
-        super().__init__(
-            offsets=offsets,
-            inference=inference,
-            solver=solver,
-            rated_sets=rated_sets,
-            max_iter=max_iter,
-            tol=tol,
-            clip=clip,
-            unseen=unseen,
-            duplicates=duplicates,
-            random_state=random_state,
-            device=device,
-            dtype=dtype,
-            n_jobs=n_jobs,
-            verbose=verbose,
-            likelihood=likelihood,
-        )
+        self.offsets = offsets
+        self.inference = inference
+        self.solver = solver
+        self.rated_sets = rated_sets
+        self.max_iter = max_iter
+        self.tol = tol
+        self.clip = clip
+        self.unseen = unseen
+        self.duplicates = duplicates
+        self.random_state = random_state
+        self.device = device
+        self.dtype = dtype
+        self.n_jobs = n_jobs
+        self.verbose = verbose
+        self.likelihood = likelihood
 
     _checks = {
-        name: check for name, check in CHECKS.items() if name not in ("rank", "ridge")
+        name: check for name, check in CHECKS.items() if name not in _SEARCHED
     } | SEARCH_CHECKS
 
-    def _chosen(self, settings: Settings, shape: tuple[int, int], *data: Any) -> Settings:
-        """Choose rank and ridge."""
-        ids, i, j, values, extras = data
-        i, j, values, extras = once(i, j, values, extras, ids, settings.rule)
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        columns: Any = None,
+        matrix: bool | None = None,
+        row_features: Any = None,
+        column_features: Any = None,
+        time: Any = None,
+        sample_weight: Any = None,
+    ) -> MatrixCompletionCV:
+        """Choose rank and ridge, and fit the model; the arguments are those of ``MatrixCompletion.fit``."""
+        entries = self._read(X, y, columns=columns, matrix=matrix)
+        known = side_information(X, entries, row_features, column_features, time, sample_weight)
+        return self.fit_entries(entries, known)
+
+    def fit_entries(
+        self, entries: Entries, known: SideInformation | None = None
+    ) -> MatrixCompletionCV:
+        """Choose and fit, for what was read already."""
+        given = validation.check_parameters(self.get_params(deep=False), self._checks)
+        tried = [settings_of(given | {"rank": 1, "ridge": r}, self.solver, 0) for r in self.ridges]
+        seed = validation.draw_seed(self.random_state)
+        with threads(self.n_jobs):
+            results = self._search(
+                [replace(each, seed=seed) for each in tried], entries, known or SideInformation()
+            )
+        self._set_results(results)
+        best = self._estimator().set_params(random_state=seed)
+        self.best_estimator_ = best.fit_entries(entries, known)
+        self._adopt(best.model_, entries)
+        return self
+
+    def _estimator(self) -> MatrixCompletion:
+        """The model of the chosen rank and ridge."""
+        shared = {
+            name: value
+            for name, value in self.get_params(deep=False).items()
+            if name not in SEARCH_CHECKS
+        }
+        return MatrixCompletion(self.best_rank_, ridge=self.best_ridge_, **shared)
+
+    def _search(
+        self, tried: list[Settings], entries: Entries, known: SideInformation
+    ) -> dict[str, Any]:
+        """The held-out errors of all ranks and ridges."""
+        ids, i, j = numbered(entries, known)
+        settings = tried[0]
+        i, j, values, known = merge_pairs(i, j, entries.values, known, ids, settings.rule)
         if (n := len(values)) < self.cv:
             raise ValueError(f"cv={self.cv} folds need as many ratings, got {n}")
-        largest, ridges = settings.largest_rank(*shape), list(self.ridges)
-        if not (ranks := sorted({int(rank) for rank in self.ranks if rank <= largest})):
-            ranks = [largest]
-            size = f"{shape[0]} x {shape[1]}"
-            warn(
-                f"all of ranks={self.ranks!r} are more than a table of {size} allows; {largest} is used"
-            )
-        errors = np.empty((len(ridges), len(ranks), self.cv))
+        ranks = self._possible_ranks(settings, len(ids[0]), len(ids[1]))
+        errors = np.empty((len(tried), len(ranks), self.cv))
         fold = np.random.default_rng(settings.seed).permutation(n) % self.cv
         with track("cross-validation", errors.size) as line:
             for k in range(self.cv):
-                kept, held, inside, asked = (
-                    fold != k,
-                    fold == k,
-                    extras.at(fold != k),
-                    extras.at(fold == k),
-                )
+                kept = fold != k
+                inside, asked = known.at(kept), known.at(~kept)
                 table = prepare(i[kept], j[kept], values[kept], ids, settings, inside)
-                for r, ridge in enumerate(ridges):
+                for r, with_ridge in enumerate(tried):
                     for s, rank in enumerate(ranks):
-                        chosen = replace(settings, rank=rank, ridge=ridge)
-                        model = CompletionModel.of(
-                            ids, table, solve(table, chosen), settings.inference
-                        )
-                        mean, _ = model.predict(i[held], j[held], clip=self.clip, times=asked.times)
-                        errors[r, s, k] = np.sqrt(
-                            np.average((mean - values[held]) ** 2, weights=asked.weights)
-                        )
+                        chosen = replace(with_ridge, rank=rank)
+                        model = model_of(ids, table, solve(table, chosen), settings.inference)
+                        pairs = model.pairs(i[~kept], j[~kept], asked.times)
+                        off = pairs.predict(clip=self.clip) - values[~kept]
+                        errors[r, s, k] = np.sqrt(np.average(off**2, weights=asked.weights))
                         line.advance()
-        tried = [(rank, ridge) for ridge in ridges for rank in ranks]
-        self._choose(_results(tried, errors.reshape(-1, self.cv)))
-        return replace(settings, rank=self.best_rank_, ridge=self.best_ridge_)
+        pairs_tried = [(rank, each.ridge) for each in tried for rank in ranks]
+        return _results(pairs_tried, errors.reshape(-1, self.cv))
 
-    def _choose(self, results: dict[str, Any]) -> None:
+    def _possible_ranks(self, settings: Settings, n_rows: int, n_columns: int) -> list[int]:
+        """The ranks to try that a table of this size has."""
+        largest = settings.largest_rank(n_rows, n_columns)
+        if ranks := sorted({int(rank) for rank in self.ranks if rank <= largest}):
+            return ranks
+        size = f"{n_rows} x {n_columns}"
+        warn(
+            f"all of ranks={self.ranks!r} are more than a table of {size} allows; {largest} is used"
+        )
+        return [largest]
+
+    def _set_results(self, results: dict[str, Any]) -> None:
         self.cv_results_ = results
         best = int(np.argmin(results["mean_rmse"]))
-        self.best_rank_, self.best_ridge_ = results["rank"][best], results["ridge"][best]
+        self.best_rank_ = results["rank"][best]
+        self.best_ridge_ = results["ridge"][best]
         self.best_rmse_ = float(results["mean_rmse"][best])
 
+    def _adopt(self, model: CompletionModel, entries: Entries | None = None) -> None:
+        super()._adopt(model, entries)
+        if not hasattr(self, "best_estimator_"):  # from a file
+            self.best_estimator_ = self._estimator()
+            self.best_estimator_._set_names(Entries([], [], np.zeros(0), self.names_, self.frame_))
+        self.best_estimator_._adopt(model)
+
+    def partial_fit(self, X: Any, y: Any = None, **options: Any) -> MatrixCompletionCV:
+        """Add new ratings to the chosen model, as ``MatrixCompletion.partial_fit``; the first call searches."""
+        if not hasattr(self, "model_"):
+            return self.fit(X, y, **options)
+        self.best_estimator_.partial_fit(X, y, **options)
+        self._adopt(self.best_estimator_.model_)
+        return self
+
+    def fit_share(self, *args: Any, **options: Any) -> NoReturn:  # noqa: D102
+        raise ValueError(
+            "over several processes the rank must be given; choose it in one process, on a part"
+        )
+
+    fit_file_share = fit_share
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        state.pop("best_estimator_", None)  # made again from the model
+        return state
+
     def _learnt(self) -> dict[str, Any]:
-        if not hasattr(self, "cv_results_"):  # read from a file of an estimator without a search
-            return super()._learnt()
         found = self.cv_results_
-        errors = [
-            found[f"split{k}_rmse"].tolist()
-            for k in range(sum(name.startswith("split") for name in found))
-        ]
-        return super()._learnt() | {
-            "search": {"rank": found["rank"], "ridge": found["ridge"], "errors": errors}
-        }
+        count = sum(name.startswith("split") for name in found)
+        errors = [found[f"split{k}_rmse"].tolist() for k in range(count)]
+        search = {"rank": found["rank"], "ridge": found["ridge"], "errors": errors}
+        return super()._learnt() | {"search": search}
 
     def _recall(self, meta: Mapping[str, Any]) -> None:
         super()._recall(meta)
-        if (search := meta.get("search")) is None:
-            return
-        ranks, ridges = (
-            SEARCH_CHECKS[f"{name}s"](name, search[name]) for name in ("rank", "ridge")
-        )
+        search = meta["search"]
+        ranks = SEARCH_CHECKS["ranks"]("rank", search["rank"])
+        ridges = SEARCH_CHECKS["ridges"]("ridge", search["ridge"])
         errors = np.array(search["errors"], dtype=np.float64).T
-        if (
-            errors.ndim != 2
-            or errors.shape[0] != len(ranks) != len(ridges)
-            or not np.isfinite(errors).all()
-        ):
+        shape = errors.shape[0] if errors.ndim == 2 else -1
+        if not shape == len(ranks) == len(ridges) or not np.isfinite(errors).all():
             raise ValueError(
                 f"its search has {len(ranks)} ranks, {len(ridges)} ridges and errors {errors.shape}"
             )
-        self._choose(_results(list(zip(ranks, ridges, strict=True)), errors))
+        self._set_results(_results(list(zip(ranks, ridges, strict=True)), errors))
 
 
 def _results(

@@ -11,18 +11,23 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from fisherfold.completion.entries import Codes, Entries, Floats, merge, mixed
-from fisherfold.completion.estimator import MatrixCompletion
 from fisherfold.completion.files import pack_posterior, unpack_posterior
-from fisherfold.completion.fit import Settings, Table, measure, solve
 from fisherfold.completion.inference.posterior import CompletionPosterior
-from fisherfold.completion.model import CompletionModel, Seen
-from fisherfold.completion.ratings import Ratings
+from fisherfold.completion.model import CompletionModel
+from fisherfold.completion.ratings import Ratings, TrainingRatings
+from fisherfold.completion.training import (
+    PreparedRatings,
+    Settings,
+    model_of,
+    solve,
+    standardise,
+)
 from fisherfold.distributed import Axis, Group, balanced_cuts, current_group
 from fisherfold.files import digest, sound
 from fisherfold.tables.agreement import check_same_file, check_same_options
@@ -30,6 +35,9 @@ from fisherfold.tables.checkpoint import FitCheckpoint
 from fisherfold.tables.ids import IdIndex, objects
 from fisherfold.tables.validation import saved_parameters
 from fisherfold.threads import threads
+
+if TYPE_CHECKING:
+    from fisherfold.completion.rating_model import MatrixCompletion
 
 # Up to so many ratings the model keeps them, 8 bytes each, on every process.
 SEEN_LIMIT = 2**26
@@ -46,10 +54,6 @@ def fit_shared(
     group = current_group(process_group)
     entries: Entries | None = None
     with group.together():
-        if "rank" not in model.get_params():
-            raise ValueError(
-                "over several processes the rank must be given; choose it in one process, on a part"
-            )
         settings = model._settings()
         if settings.likelihood != "gaussian":
             raise ValueError(
@@ -72,8 +76,9 @@ def fit_shared(
     with threads(model.n_jobs):
         found = _fit(entries, settings, group, checkpoint)
     if named := next(filter(None, names), None):
-        model._remember(Entries([], [], np.zeros(0), *named))
-    return model._adopt(found)
+        model._set_names(Entries([], [], np.zeros(0), *named))
+    model._adopt(found)
+    return model
 
 
 def _fit(
@@ -101,7 +106,7 @@ def _fit(
             saved.save({name: torch.from_numpy(array) for name, array in arrays.items()}, meta)
 
     posterior = solve(table, settings, init, after_pass).gathered()
-    return CompletionModel.of(
+    return model_of(
         (row_ids, column_ids), table, posterior, settings.inference, _seen(table.ratings, group)
     )
 
@@ -126,7 +131,7 @@ def _digest(
 
 def share_out(
     entries: Entries | None, settings: Settings, group: Group, *, with_digest: bool = False
-) -> tuple[Table, IdIndex, IdIndex, str]:
+) -> tuple[PreparedRatings, IdIndex, IdIndex, str]:
     """Number the ids of all shares, give every process its ratings, centred and scaled, and take a digest of all."""
     with group.together():
         local = (
@@ -152,7 +157,7 @@ def share_out(
             i, j, values = merge(*pair, values, settings.duplicates, ids)
             own, other = (i, j) if flipped else (j, i)
     data = _digest(ids, own, other, values, group) if with_digest else ""
-    center, scale, low, high, dtype = measure(values, settings, group)
+    center, scale, low, high, dtype = standardise(values, settings, group)
     axis = Axis(len(counts), cuts[group.rank], cuts[group.rank + 1], group)
     across = Axis.whole(len(ids[1] if flipped else ids[0]))
     ratings = Ratings.over(
@@ -165,7 +170,11 @@ def share_out(
         device=settings.device,
     )
     merged = int(group.sum(torch.tensor(came))) - ratings.n_ratings
-    return Table(ratings.T if flipped else ratings, center, scale, low, high, merged), *ids, data
+    return (
+        PreparedRatings(ratings.T if flipped else ratings, center, scale, low, high, merged),
+        *ids,
+        data,
+    )
 
 
 def _joint_index(index: IdIndex, group: Group) -> IdIndex:
@@ -198,13 +207,13 @@ def _exchanged(
     return found[:, 0].astype(np.int64), found[:, 1].astype(np.int64), values
 
 
-def _seen(ratings: Ratings, group: Group) -> Seen | None:
+def _seen(ratings: Ratings, group: Group) -> TrainingRatings | None:
     """The ratings of all processes, on each of them, unless they are too many."""
     if group.size == 1:
-        return Seen.of(ratings)
+        return TrainingRatings.of(ratings)
     if ratings.n_ratings > SEEN_LIMIT:
         return None
     rows, columns, values = (part.cpu() for part in ratings.entries())
     rows, columns = rows.long() + ratings.row_axis.start, columns + ratings.column_axis.start
     i, j, found = (group.gather(part).numpy() for part in (rows, columns, values))
-    return Seen.from_entries(i, j, found, ratings.shape[0])
+    return TrainingRatings.from_entries(i, j, found, ratings.shape[0])

@@ -19,22 +19,25 @@ from fisherfold.completion.inference.likelihoods import Ordinal
 from fisherfold.completion.inference.posterior import CompletionPosterior, Side
 from fisherfold.completion.inference.prior_mean import FeatureEffects, SetEffects
 from fisherfold.completion.inference.time_effects import TimeEffects
-from fisherfold.completion.model import CompletionModel, Seen
+from fisherfold.completion.model import CompletionModel
+from fisherfold.completion.ratings import TrainingRatings
 from fisherfold.tables.folders import expect, expect_number, pack_index, unpack_index
 
 KIND = "completion"
+VERSION = 2  # 2: amounts of members
 INFERENCES = ("variational", "point", "implicit")
 Arrays = dict[str, npt.NDArray[Any]]
 _SIDES = ("rows", "columns")
-_COUNTS = ("n_merged", "n_at_start", "n_since_start", "n_since_look")
+_COUNTS = ("n_merged", "n_at_start", "n_since_start", "n_since_refined")
 # Shapes: n members, m of the other side, q coefficients and t pairs of them, p columns of features, k effects of time
 # in s periods, and one number (o); marked + where positive, 0 where not negative, # where whole and not negative.
 _SIDE = {
     "mean": "nq",
     "covariance": "nt",
     "weight": "n+",
-    "shortfall": "n0",
+    "weighted_sse": "n0",
     "counts": "n0",
+    "amounts": "n0",
     "precision": "qq",
     "center": "q",
     "start_variance": "q+",
@@ -64,6 +67,8 @@ def unpack(
     arrays: Mapping[str, Any], meta: Mapping[str, Any], device: str = "cpu"
 ) -> CompletionModel:
     """Put a model together again."""
+    if "rows.amounts" not in arrays:
+        raise ValueError("it was written by version 0.2, whose models cannot be read: fit it again")
     tensors = {name: torch.as_tensor(array) for name, array in arrays.items()}
     posterior = unpack_posterior(tensors, meta, device)
     n, m = len(posterior.rows.mean), len(posterior.columns.mean)
@@ -99,7 +104,7 @@ def _check_predictions(model: CompletionModel) -> None:
         unknown = side.unknown_member()
         means.append(_largest(side.mean, side.center, unknown.mean))
         spreads.append(means[-1] ** 2 + _largest(side.covariance, unknown.covariance))
-        doubts.append(posterior.weight_strength + _largest(side.shortfall))
+        doubts.append(posterior.weight_strength + _largest(side.weighted_sse))
     drift = sum(
         _largest(effect.mean, effect.variance) + effect.prior
         for effect in posterior.time_effects
@@ -123,7 +128,7 @@ def _largest(*tensors: Tensor) -> float:
     )
 
 
-def _seen(tensors: Mapping[str, Tensor], n_rows: int, n_columns: int) -> Seen | None:
+def _seen(tensors: Mapping[str, Tensor], n_rows: int, n_columns: int) -> TrainingRatings | None:
     """What each row has rated: runs that follow each other, of columns that exist, and a value each."""
     if "seen.offsets" not in tensors:
         return None
@@ -133,7 +138,7 @@ def _seen(tensors: Mapping[str, Tensor], n_rows: int, n_columns: int) -> Seen | 
     runs = offsets[0] == 0 and offsets[-1] == len(columns) and (np.diff(offsets) >= 0).all()
     if not runs or columns.max(initial=-1) >= n_columns:
         raise ValueError("seen.offsets and seen.columns do not fit the table")
-    return Seen(offsets, columns, values)
+    return TrainingRatings(offsets, columns, values)
 
 
 def pack_posterior(posterior: CompletionPosterior) -> tuple[Arrays, dict[str, Any]]:
@@ -154,7 +159,7 @@ def pack_posterior(posterior: CompletionPosterior) -> tuple[Arrays, dict[str, An
     names = (
         "noise_precision",
         "weight_strength",
-        "misfit",
+        "weighted_sse",
         "n_ratings",
         "fixed_ridge",
         "converged",
@@ -197,7 +202,7 @@ def unpack_posterior(
         fixed_ridge=None
         if ridge is None
         else expect_number(meta, "fixed_ridge", least=0, most=_LARGEST),
-        misfit=expect_number(meta, "misfit", least=0),
+        weighted_sse=expect_number(meta, "weighted_sse", least=0),
         converged=bool(meta.get("converged")),
         ordinal=_ordinal(tensors, device),
         time_effects=(_time(tensors, "rows.time", device), _time(tensors, "columns.time", device)),

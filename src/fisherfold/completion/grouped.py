@@ -85,6 +85,10 @@ class Grouped:
             bag_sum(t, indices, offsets, self._power(k, part, t.dtype)) for k, t in tables.items()
         )
 
+    def set_sums(self, table: Tensor) -> Tensor:
+        """The sums of table rows over the mere set of ratings of every group, complete over all processes."""
+        return self.total(bag_sum(table, self.stored_indices, self.offsets))
+
     def _power(self, power: int, part: slice, dtype: torch.dtype) -> Tensor | None:
         """value^k of some ratings; None for ones."""
         if power == 0:

@@ -1,7 +1,7 @@
 """Recommend from implicit feedback: clicks, plays, purchases.
 
-``ImplicitCompletion`` is ``MatrixCompletion`` for pairs that were observed or not: the loss is that of implicit ALS
-(``fisherfold.completion.inference.implicit``), serving and files are the same.
+``ImplicitCompletion`` is for pairs that were observed or not: the loss is that of implicit ALS
+(``fisherfold.completion.inference.implicit``); serving and files are those of ``CompletionBase``.
 """
 
 from __future__ import annotations
@@ -10,22 +10,21 @@ from typing import Any
 
 import numpy as np
 
+from fisherfold.completion.base import SHARED_CHECKS, CompletionBase
 from fisherfold.completion.entries import Entries, read_entries
-from fisherfold.completion.estimator import CHECKS, MatrixCompletion
 from fisherfold.completion.inference.implicit import fit_implicit
 from fisherfold.completion.metrics import ranking_metrics
-from fisherfold.completion.model import CompletionModel, Seen
-from fisherfold.completion.ratings import Ratings
+from fisherfold.completion.model import CompletionModel
+from fisherfold.completion.ratings import Ratings, TrainingRatings
 from fisherfold.progress import track
 from fisherfold.tables import validation
+from fisherfold.tables.frames import frame_kind, names_of
 from fisherfold.tables.ids import IdIndex
 from fisherfold.threads import threads
 from fisherfold.warn import warn
 
-_OF_RATINGS = ("ridge", "offsets", "inference", "solver", "rated_sets", "clip", "likelihood")
 
-
-class ImplicitCompletion(MatrixCompletion):
+class ImplicitCompletion(CompletionBase):
     """Low-rank recommendation from pairs that were observed, such as clicks, with nothing to tune.
 
     ``fit`` takes pairs of ids, with a weight each if they are not all alike, a data frame of them, or a sparse matrix.
@@ -51,11 +50,10 @@ class ImplicitCompletion(MatrixCompletion):
         ['beer']
     """
 
-    _checks = {name: check for name, check in CHECKS.items() if name not in _OF_RATINGS} | {
+    _checks = SHARED_CHECKS | {
         "unobserved_weight": validation.number(0, above=True),
         "duplicates": validation.choice("sum", "mean", "last"),
     }
-    _implicit = True
 
     def __init__(
         self,
@@ -72,22 +70,30 @@ class ImplicitCompletion(MatrixCompletion):
         n_jobs: int | None = None,
         verbose: bool = False,
     ) -> None:
-        super().__init__(
-            rank,
-            max_iter=max_iter,
-            tol=tol,
-            clip=False,
-            unseen=unseen,
-            duplicates=duplicates,
-            random_state=random_state,
-            device=device,
-            dtype=dtype,
-            n_jobs=n_jobs,
-            verbose=verbose,
-        )
+        self.rank = rank
         self.unobserved_weight = unobserved_weight
+        self.max_iter = max_iter
+        self.tol = tol
+        self.unseen = unseen
+        self.duplicates = duplicates
+        self.random_state = random_state
+        self.device = device
+        self.dtype = dtype
+        self.n_jobs = n_jobs
+        self.verbose = verbose
 
-    def fit(  # type: ignore[override]
+    def _read(self, X: Any, y: Any = None, *, columns: Any = None, matrix: Any = None) -> Entries:
+        return read_entries(X, y, columns=columns, matrix=matrix, implicit=True)
+
+    def _columns_of(self, X: Any, n: int = 2) -> list[Any] | None:
+        if self.frame_ is not None and frame_kind(X) is not None:
+            given = set(map(str, names_of(X)))
+            weight = self.names_[2]
+            if weight not in given and (len(given) == 2 or weight == "weight"):
+                n = 2  # pairs of weight 1, as those of the fit were
+        return super()._columns_of(X, n)
+
+    def fit(
         self, X: Any, y: Any = None, *, columns: Any = None, matrix: bool | None = None
     ) -> ImplicitCompletion:
         """Fit the model.
@@ -102,11 +108,9 @@ class ImplicitCompletion(MatrixCompletion):
         Returns:
             This estimator.
         """
-        return self.fit_entries(read_entries(X, y, columns=columns, matrix=matrix, implicit=True))
+        return self.fit_entries(self._read(X, y, columns=columns, matrix=matrix))
 
-    def fit_entries(
-        self, entries: Entries, extras: Any = None, *, grows: bool = False
-    ) -> ImplicitCompletion:
+    def fit_entries(self, entries: Entries, known: None = None) -> ImplicitCompletion:
         """Fit the model to pairs and weights that were read already, for example from a file."""
         given = validation.check_parameters(self.get_params(deep=False), self._checks)
         row_ids, column_ids, i, j = entries.indexed()
@@ -150,13 +154,13 @@ class ImplicitCompletion(MatrixCompletion):
             1.0,
             0.0,
             1.0,
-            Seen.of(ratings),
+            TrainingRatings.of(ratings),
             "implicit",
             len(weights) - ratings.n_ratings,
             ratings.n_ratings,
             unobserved_weight=given["unobserved_weight"],
         )
-        self._remember(entries)._adopt(model)
+        self._adopt(model, entries)
         return self
 
     def partial_fit(
@@ -165,7 +169,7 @@ class ImplicitCompletion(MatrixCompletion):
         """Add observed pairs, and fit the model to all so far; the arguments are those of ``fit``."""
         if not hasattr(self, "model_"):
             return self.fit(X, y, columns=columns, matrix=matrix)
-        entries, model = self._later(X, y, columns=columns, matrix=matrix), self.model_
+        entries, model = self._read_more(X, y, columns=columns, matrix=matrix), self.model_
         rows, old_columns, weights = model.given()
         more = Entries(
             np.concatenate([model.row_ids.decode(rows), np.asarray(entries.rows)]),
@@ -187,7 +191,7 @@ class ImplicitCompletion(MatrixCompletion):
         Returns:
             Between 0 and 1, the mean over the rows.
         """
-        entries = self._later(X, y)
+        entries = self._read_more(X, y)
         rows = IdIndex.fit(entries.rows)[0].labels
         return ranking_metrics(
             self.recommend(rows, 10), (entries.rows, entries.columns, entries.values), 10

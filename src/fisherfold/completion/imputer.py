@@ -28,7 +28,7 @@ from fisherfold.completion.entries import LARGEST, unmasked
 from fisherfold.completion.files import pack_posterior, unpack_posterior
 from fisherfold.completion.inference.packed import unpack
 from fisherfold.completion.inference.posterior import CompletionPosterior
-from fisherfold.completion.inference.stream import absorb
+from fisherfold.completion.inference.stream import update_batch
 from fisherfold.completion.inference.variational import fit_variational, gradual_start
 from fisherfold.completion.ratings import Ratings
 from fisherfold.files import sound
@@ -273,7 +273,7 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         rows, there = np.nonzero(~np.isnan(z))
         if len(rows):
             batch = Ratings(rows, there, z[rows, there], z.shape, dtype=torch.float64)
-            absorb(
+            update_batch(
                 posterior, batch, torch.arange(len(z)), torch.arange(z.shape[1]), move=(True, learn)
             )
         return posterior

@@ -1,17 +1,15 @@
-"""A completed matrix as it is kept after the fit: ids, posterior, scale and range of the values, and what was seen.
+"""A completed matrix as it is kept after the fit: ids, posterior, scale and range of the values, and the ratings.
 
-    E[x_ij] = g + s (b̄_i + c̄_j + ⟨ū_i, v̄_j⟩),    clipped to the range of the observed values
-    Var[x_ij] = s² (ũᵀ C_j ũ + ṽᵀ R_i ṽ + tr(R_uu C_vv) + E[1/α_i] E[1/β_j] / τ),    ũ = (ū, 1), ṽ = (v̄, 1)
+    value = g + s η,        η: the score of a pair (``scoring``), of ordered categories its latent value
 
-R_i and C_j are the posterior covariances of (u_i, b_i) and (v_j, c_j). A request gathers the members that it names and
-costs nothing else. An id that was not seen takes part as any of those that were.
+A request names members (``CompletionModel.members``), and every answer to it (means, intervals, probabilities, lists,
+arrays) is made of their scores.
 """
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from statistics import NormalDist
 
 import numpy as np
@@ -19,138 +17,89 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fisherfold.completion.entries import Codes, Floats, merge, nearest
-from fisherfold.completion.fit import Extras, Settings, Table, prepare, solve
-from fisherfold.completion.inference.implicit import new_rows
-from fisherfold.completion.inference.posterior import CompletionPosterior
-from fisherfold.completion.inference.stream import absorb, grow, look_back
-from fisherfold.completion.ratings import Ratings
-from fisherfold.distributed import Axis
+from fisherfold.completion.entries import Codes, Floats, nearest
+from fisherfold.completion.inference.posterior import CompletionPosterior, Side
+from fisherfold.completion.ratings import TrainingRatings
+from fisherfold.completion.scoring import Members, noise, score, variance
 from fisherfold.plain import counted
 from fisherfold.tables.ids import IdIndex
 
 UNSEEN = ("prior", "nan", "error")
+ROWS, COLUMNS = 0, 1
 _NOT_KEPT = (
     "this model does not keep the ratings it was fitted to; it can predict, and recommend with "
     "exclude_seen=False"
 )
-# The furthest value in units of the scale that new ratings may have: a point estimate has no weights that doubt it.
-_FURTHEST = {"variational": 1e12, "point": 1e6}
-# A stream looks back at all its ratings when this share of new ones has come, and starts anew when as many have come as
-# there were at the last start: dimensions that the first ratings could not support would else stay empty.
-_LOOK_BACK, _START_ANEW = 0.05, 1.0
-
-
-@dataclass
-class Seen:
-    """The ratings of each row, centred and scaled."""
-
-    offsets: npt.NDArray[np.int64]  # where those of each row start, and the end
-    columns: npt.NDArray[np.int32]  # their column numbers
-    values: npt.NDArray[np.floating]  # their values
-
-    @classmethod
-    def of(cls, ratings: Ratings) -> Seen:
-        """The ratings of a fit."""
-        by_row = ratings.by_row
-        parts = by_row.offsets.long(), by_row.indices(), by_row.values()
-        return cls(*(part.cpu().numpy() for part in parts))
-
-    @property
-    def rows(self) -> Codes:
-        """The row of each rating."""
-        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
-
-    @classmethod
-    def from_entries(
-        cls, rows: Codes, columns: Codes, values: npt.NDArray[np.floating], n_rows: int
-    ) -> Seen:
-        """Ratings in any order of the rows."""
-        order = np.argsort(rows, kind="stable")
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=n_rows))]).astype(
-            np.int64
-        )
-        return cls(offsets, columns.astype(np.int32)[order], values[order])
-
-    def of_rows(self, rows: Codes) -> tuple[Codes, Codes]:
-        """The columns in which some rows have ratings."""
-        known = rows >= 0
-        starts = np.where(known, self.offsets[rows], 0)
-        counts = np.where(known, self.offsets[rows + 1] - starts, 0)
-        place = np.repeat(np.arange(len(rows)), counts)
-        inside = np.arange(len(place)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return place, self.columns[starts[place] + inside].astype(np.int64)
+_CHUNK = 2**15  # pairs that are scored at once
 
 
 @dataclass
 class CompletionModel:
-    """Everything that prediction, recommendation, new ratings and files need."""
+    """Everything that prediction, recommendation, new ratings and files need.
 
-    row_ids: IdIndex  # the ids of the rows
-    column_ids: IdIndex  # the ids of the columns
-    posterior: CompletionPosterior  # the posterior of the centred and scaled values
-    center: float  # g
-    scale: float  # s
-    low: float  # the smallest observed value
-    high: float  # the largest observed value
-    seen: Seen | None  # the ratings; None if the model does not keep them
-    inference: str  # ``variational``, ``point`` or ``implicit``
-    n_merged: int  # how many entries were merged into another one
-    n_at_start: int  # the number of ratings when the factors were last found from scratch
-    n_since_start: int = 0  # how many have come since
-    n_since_look: int = 0  # how many have come since all of them were last gone through
-    unobserved_weight: float = 0.0  # of ``implicit``
-    _directions: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
+    Attributes:
+        row_ids: the ids of the rows.
+        column_ids: the ids of the columns.
+        posterior: the posterior of the centred and scaled values.
+        center: g.
+        scale: s.
+        low: the smallest observed value.
+        high: the largest observed value.
+        seen: the ratings; None if the model does not keep them.
+        inference: ``variational``, ``point`` or ``implicit``.
+        n_merged: how many entries were merged into another one.
+        n_at_start: the number of ratings when the factors were last found from scratch.
+        n_since_start: how many have come since.
+        n_since_refined: how many have come since all of them were last gone through.
+        unobserved_weight: of ``implicit``.
+    """
 
-    @classmethod
-    def of(
-        cls,
-        ids: tuple[IdIndex, IdIndex],
-        table: Table,
-        posterior: CompletionPosterior,
-        inference: str,
-        seen: Seen | None = None,
-    ) -> CompletionModel:
-        """The model of a table that was fitted."""
-        return cls(
-            *ids,
-            posterior,
-            table.center,
-            table.scale,
-            table.low,
-            table.high,
-            seen,
-            inference,
-            table.n_merged,
-            table.ratings.n_ratings,
-        )
+    row_ids: IdIndex
+    column_ids: IdIndex
+    posterior: CompletionPosterior
+    center: float
+    scale: float
+    low: float
+    high: float
+    seen: TrainingRatings | None
+    inference: str
+    n_merged: int
+    n_at_start: int
+    n_since_start: int = 0
+    n_since_refined: int = 0
+    unobserved_weight: float = 0.0
+    _kept: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def device(self) -> torch.device:
         """Where the posterior lives."""
         return self.posterior.rows.mean.device
 
-    @cached_property
-    def column_table(self) -> tuple[Tensor, Tensor]:
-        """The factors of the columns, one line per factor, and their offsets, as rankings want them."""
-        mean = self.posterior.columns.mean
-        return mean[:, :-1].T.contiguous(), mean[:, -1].contiguous()
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        """The posteriors of the rows and of the columns."""
+        return self.posterior.rows, self.posterior.columns
 
-    def directions(self, side: int) -> Tensor:
-        """Unit vectors of the rows (0) or columns (1) whose inner products are correlations of predicted values."""
-        if side not in self._directions:
-            sides = self.posterior.rows, self.posterior.columns
-            other = sides[1 - side].mean[:, :-1].double()
-            off = other - other.mean(0)
-            values, vectors = torch.linalg.eigh(off.T @ off / len(off))
-            table = sides[side].mean[:, :-1].double() @ vectors * values.clamp(min=0).sqrt()
-            table = table / table.norm(dim=1, keepdim=True).clamp(min=1e-300)
-            self._directions[side] = table.to(sides[side].mean)
-        return self._directions[side]
+    @property
+    def ids(self) -> tuple[IdIndex, IdIndex]:
+        """The ids of the rows and of the columns."""
+        return self.row_ids, self.column_ids
 
     def tensor(self, codes: Codes) -> Tensor:
         """Numbers of rows or columns where the posterior lives."""
         return torch.from_numpy(np.ascontiguousarray(codes)).to(self.device)
+
+    def members(self, side: int, codes: Codes | None = None) -> Members:
+        """Rows (0) or columns (1) by number, all of them if none are named; -1 is an unknown one."""
+        if codes is None:
+            codes = np.arange(len(self.ids[side]))
+        return self.sides[side].members(self.tensor(codes))
+
+    def keep(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        """A table that many requests use, made by the first of them."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        return self._kept[name]
 
     def locate(self, ids: object, side: str, unseen: str) -> Codes:
         """Numbers of ids, -1 where one is not known."""
@@ -165,87 +114,27 @@ class CompletionModel:
             )
         return codes
 
-    def predict(
-        self,
-        rows: Codes,
-        columns: Codes,
-        *,
-        with_std: bool = False,
-        clip: bool = True,
-        unseen: str = "prior",
-        times: Floats | None = None,
-    ) -> tuple[Floats, Floats | None]:
-        """Predict entries by number."""
-        if self.posterior.ordinal is None:
-            means, spreads = self.posterior.predict(
-                self.tensor(rows), self.tensor(columns), with_std=with_std, times=self._when(times)
-            )
-            mean = means.double().cpu().numpy() * self.scale + self.center
-            std = None if spreads is None else spreads.cpu().numpy() * self.scale
-        else:
-            chances, categories = self.probabilities(rows, columns, times), self.categories
-            mean = chances @ categories
-            std = np.sqrt(np.maximum(chances @ categories**2 - mean**2, 0)) if with_std else None
-        if clip:
-            np.clip(mean, self.low, self.high, out=mean)
-        if unseen == "nan":
-            unknown = (rows < 0) | (columns < 0)
-            mean[unknown] = np.nan
-            if std is not None:
-                std[unknown] = np.nan
-        return mean, std
+    def pairs(self, rows: Codes, columns: Codes, times: Floats | None = None) -> Pairs:
+        """Pairs by number, to be predicted."""
+        when = None if times is None else self._checked_times(times)
+        return Pairs(self, self.members(ROWS, rows), self.members(COLUMNS, columns), when)
 
-    @property
-    def categories(self) -> Floats:
-        """The values of ordered categories."""
-        assert self.posterior.ordinal is not None
-        values = self.posterior.ordinal.values.double().cpu().numpy() * self.scale + self.center
-        return np.asarray(
-            np.round(values, 9 - int(np.floor(np.log10(max(abs(self.low), abs(self.high), 1e-9)))))
-        )
-
-    def probabilities(self, rows: Codes, columns: Codes, times: Floats | None = None) -> Floats:
-        """The probabilities of ordered categories."""
-        mean, std = self.posterior.predict(
-            self.tensor(rows), self.tensor(columns), with_std=True, times=self._when(times)
-        )
-        assert self.posterior.ordinal is not None
-        assert std is not None
-        return np.asarray(self.posterior.ordinal.probabilities(mean, std).cpu().numpy())
-
-    def _when(self, times: Floats | None) -> Tensor | None:
-        """Times where the posterior lives."""
-        if times is None:
-            return None
+    def _checked_times(self, times: Floats) -> Tensor:
         if self.posterior.time_effects == (None, None):
             raise ValueError(
                 "this model was fitted without times: fit it with times, or predict without them"
             )
         return torch.from_numpy(times).to(self.device)
 
-    def intervals(
-        self,
-        rows: Codes,
-        columns: Codes,
-        coverage: float,
-        *,
-        clip: bool = True,
-        unseen: str = "prior",
-        times: Floats | None = None,
-    ) -> tuple[Floats, Floats]:
-        """Central intervals of new values; of ordered categories whole steps."""
-        tail = (1 - coverage) / 2
-        if self.posterior.ordinal is not None:
-            below = np.cumsum(self.probabilities(rows, columns, times), axis=1)
-            low, high = ((below < q).sum(1).clip(max=below.shape[1] - 1) for q in (tail, 1 - tail))
-            return self.categories[low], self.categories[high]
-        mean, std = self.predict(
-            rows, columns, with_std=True, clip=clip, unseen=unseen, times=times
+    @property
+    def categories(self) -> Floats:
+        """The values of ordered categories."""
+        if self.posterior.ordinal is None:
+            raise AttributeError("categories are those of likelihood='ordered' or 'binary'")
+        values = self.posterior.ordinal.values.double().cpu().numpy() * self.scale + self.center
+        return np.asarray(
+            np.round(values, 9 - int(np.floor(np.log10(max(abs(self.low), abs(self.high), 1e-9)))))
         )
-        assert std is not None
-        half = NormalDist().inv_cdf(1 - tail) * std
-        least, most = (self.low, self.high) if clip else (-np.inf, np.inf)
-        return np.clip(mean - half, least, most), np.clip(mean + half, least, most)
 
     def given(self) -> tuple[Codes, Codes, Floats]:
         """All ratings so far."""
@@ -261,142 +150,96 @@ class CompletionModel:
             raise ValueError(_NOT_KEPT)
         return self.seen.of_rows(rows)
 
-    def with_new_rows(
-        self, count: int, rows: Codes, columns: Codes, values: Floats
-    ) -> CompletionModel:
-        """A model of new rows, numbered from 0, and the same columns, which do not move."""
-        if self.inference == "implicit":
-            return self._with_new_implicit_rows(count, rows, columns, values)
-        self._check_reach(values)
-        known = self.posterior
-        # what the columns know about which rows rated them is of no use here: it speaks of the rows of the fit
-        side, others = known.rows.prior_members(count), replace(known.columns, set_effects=None)
-        if known.rows.set_effects is not None:
-            side.set_effects = replace(known.rows.set_effects, sums=torch.zeros_like(side.mean))
-        posterior = replace(known, rows=side, columns=others)
-        if len(values):
-            absorb(
-                posterior, *self._batch(rows, columns, values), move=(True, False), new_rows=True
-            )
-        empty, unknown = side.counts == 0, known.rows.unknown_member()
-        side.mean[empty], side.covariance[empty] = unknown.mean, unknown.covariance
-        posterior.rows, posterior.columns = replace(side, set_effects=None), known.columns
-        return replace(
-            self, posterior=posterior, seen=Seen.from_entries(rows, columns, values, count)
-        )
-
-    def _with_new_implicit_rows(
-        self, count: int, rows: Codes, columns: Codes, values: Floats
-    ) -> CompletionModel:
-        axes = Axis.whole(count), Axis.whole(len(self.column_ids))
-        dtype = self.posterior.rows.mean.dtype
-        ratings = Ratings.over(
-            axes, rows, columns, values, dtype=dtype, duplicates="sum", device=self.device
-        )
-        posterior = replace(
-            self.posterior, rows=new_rows(self.posterior, ratings, self.unobserved_weight)
-        )
-        return replace(
-            self, posterior=posterior, seen=Seen.from_entries(rows, columns, values, count)
-        )
-
-    def _batch(self, rows: Codes, columns: Codes, values: Floats) -> tuple[Ratings, Tensor, Tensor]:
-        """New entries as a small matrix of the rows and columns that they touch."""
-        i, local_rows = np.unique(rows, return_inverse=True)
-        j, local_columns = np.unique(columns, return_inverse=True)
-        batch = Ratings(
-            local_rows,
-            local_columns,
-            (values - self.center) / self.scale,
-            (len(i), len(j)),
-            dtype=self.posterior.rows.mean.dtype,
-            duplicates="mean",
-            device=self.device,
-        )
-        return batch, self.tensor(i), self.tensor(j)
-
-    def _check_reach(self, values: Floats) -> None:
-        reach = _FURTHEST[self.inference]
-        far = float(values[np.abs(values - self.center).argmax()]) if len(values) else self.center
-        if abs(far - self.center) > reach * self.scale:
-            raise ValueError(
-                f"the values must lie within {reach * self.scale:.3g} of {self.center:.6g}, which is {reach:g} times "
-                f"the spread of the values so far, got {far:g}"
-            )
-
-    def updated(
-        self, rows: object, columns: object, values: Floats, settings: Settings
-    ) -> CompletionModel:
-        """The model with new ratings; this one stays as it is.
-
-        A few change the rows and columns that they touch; when they have become many, all ratings are gone through
-        again, or the factors are found anew.
-        """
-        plain = self.posterior
-        extended = (plain.ordinal, *plain.time_effects, plain.rows.features, plain.columns.features)
-        if any(part is not None for part in extended):
-            raise ValueError(
-                "a model with features, times or categories takes no new ratings: fit it to all of them"
-            )
-        old_rows, old_columns, old_values = self.given()
-        row_ids, column_ids = copy.copy(self.row_ids), copy.copy(self.column_ids)
-        i, j = row_ids.extend(rows, "row"), column_ids.extend(columns, "column")
-        came = len(values)
-        joint = (
-            np.concatenate([old_rows, i]),
-            np.concatenate([old_columns, j]),
-            np.concatenate([old_values, values]),
-        )
-        if self.n_since_start + came >= _START_ANEW * self.n_at_start:
-            return fitted(settings, (row_ids, column_ids), *joint, Extras())
-        self._check_reach(values)
-        new = replace(
-            self,
-            row_ids=row_ids,
-            column_ids=column_ids,
-            posterior=self.posterior.copied(),
-            low=min(self.low, values.min()),
-            high=max(self.high, values.max()),
-            n_since_start=self.n_since_start + came,
-            n_since_look=self.n_since_look + came,
-        )
-        posterior = new.posterior
-        grow(posterior.rows, posterior.columns, len(row_ids) - len(self.row_ids))
-        grow(posterior.columns, posterior.rows, len(column_ids) - len(self.column_ids))
-        if self.inference == "variational" and new.n_since_look > _LOOK_BACK * (
-            len(joint[2]) - new.n_since_look
-        ):
-            if settings.duplicates in ("last", "sum"):
-                joint = merge(*joint, settings.duplicates)
-            ratings = Ratings(
-                joint[0],
-                joint[1],
-                (joint[2] - self.center) / self.scale,
-                (len(row_ids), len(column_ids)),
-                dtype=posterior.rows.mean.dtype,
-                duplicates="mean",
-                device=self.device,
-            )
-            look_back(posterior, ratings)
-            new.n_since_look = 0
-        else:
-            absorb(posterior, *new._batch(i, j, values))
-        assert self.seen is not None
-        scaled = ((joint[2] - self.center) / self.scale).astype(self.seen.values.dtype)
-        new.seen = Seen.from_entries(joint[0], joint[1], scaled, len(row_ids))
-        return new
+    def with_rows(self, rows: Side, seen: TrainingRatings) -> CompletionModel:
+        """A model of other rows, numbered from 0, and the same columns."""
+        return replace(self, posterior=replace(self.posterior, rows=rows), seen=seen)
 
 
-def fitted(
-    settings: Settings,
-    ids: tuple[IdIndex, IdIndex],
-    rows: Codes,
-    columns: Codes,
-    values: Floats,
-    extras: Extras,
-) -> CompletionModel:
-    """Fit a model to numbered entries."""
-    table = prepare(rows, columns, values, ids, settings, extras)
-    return CompletionModel.of(
-        ids, table, solve(table, settings), settings.inference, Seen.of(table.ratings)
-    )
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of members of a model and all that can be said of their values.
+
+    Attributes:
+        model: the model.
+        rows: the rows of the pairs.
+        columns: as many columns.
+        times: when, or None.
+    """
+
+    model: CompletionModel
+    rows: Members
+    columns: Members
+    times: Tensor | None = None
+
+    def scores(self) -> Floats:
+        """Expected scores in units of the values; of ordered categories they are latent."""
+        found = np.empty(len(self.rows))
+        for part, rows, columns, times in self._chunks():
+            found[part] = _numpy(score(self.model.posterior, rows, columns, times=times))
+        return found * self.model.scale + self.model.center
+
+    def spread(self, *, with_noise: bool = False) -> Floats:
+        """Standard deviations of scores in units of the values, with noise those of (latent) new values."""
+        found, posterior = np.empty(len(self.rows)), self.model.posterior
+        for part, rows, columns, times in self._chunks():
+            square = variance(posterior, rows, columns, times=times)
+            if with_noise:
+                square = square + noise(posterior, rows, columns)
+            found[part] = _numpy(square.sqrt())
+        return found * self.model.scale
+
+    def probabilities(self) -> Floats:
+        """The probability of each ordered category."""
+        ordinal, model = self.model.posterior.ordinal, self.model
+        if ordinal is None:
+            raise AttributeError("probabilities are those of likelihood='ordered' or 'binary'")
+        found = np.empty((len(self.rows), len(ordinal.values)))
+        for part, rows, columns, times in self._chunks():
+            std = variance(model.posterior, rows, columns, times=times)
+            std = (std + noise(model.posterior, rows, columns)).sqrt()
+            mean = score(model.posterior, rows, columns, times=times)
+            found[part] = _numpy(ordinal.probabilities(mean, std))
+        return found
+
+    def predict(self, *, clip: bool = True) -> Floats:
+        """Expected values."""
+        if self.model.posterior.ordinal is not None:
+            return np.asarray(self.probabilities() @ self.model.categories)
+        mean = self.scores()
+        return np.clip(mean, self.model.low, self.model.high) if clip else mean
+
+    def deviations(self) -> Floats:
+        """Standard deviations of new values."""
+        if self.model.posterior.ordinal is None:
+            return self.spread(with_noise=True)
+        chances, categories = self.probabilities(), self.model.categories
+        mean = chances @ categories
+        return np.sqrt(np.maximum(chances @ categories**2 - mean**2, 0))
+
+    def intervals(self, coverage: float, *, clip: bool = True) -> tuple[Floats, Floats]:
+        """Central intervals of new values; of ordered categories whole steps."""
+        tail = (1 - coverage) / 2
+        if self.model.posterior.ordinal is not None:
+            below, categories = np.cumsum(self.probabilities(), axis=1), self.model.categories
+            last = below.shape[1] - 1
+            low, high = ((below < q).sum(1).clip(max=last) for q in (tail, 1 - tail))
+            return categories[low], categories[high]
+        mean = self.predict(clip=clip)
+        half = NormalDist().inv_cdf(1 - tail) * self.deviations()
+        least, most = (self.model.low, self.model.high) if clip else (-np.inf, np.inf)
+        return np.clip(mean - half, least, most), np.clip(mean + half, least, most)
+
+    @property
+    def unknown(self) -> npt.NDArray[np.bool_]:
+        """Which of the pairs have an unknown member."""
+        return np.asarray(((self.rows.codes < 0) | (self.columns.codes < 0)).cpu().numpy())
+
+    def _chunks(self) -> Iterator[tuple[slice, Members, Members, Tensor | None]]:
+        for start in range(0, len(self.rows), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            times = None if self.times is None else self.times[part]
+            yield part, self.rows[part], self.columns[part], times
+
+
+def _numpy(found: Tensor) -> Floats:
+    return np.asarray(found.double().cpu().numpy())

@@ -9,7 +9,7 @@ of its members, numbered from 0 there, and ``Grouped.total`` completes sums over
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -254,6 +254,52 @@ class Ratings:
         each = self.nbytes / max(self.by_column.n_ratings, 1)
         kind = str(self.dtype).removeprefix("torch.")
         return f"Ratings({self.n_ratings} of {self.shape[0]} x {self.shape[1]}, {kind}, {each:.1f} bytes each)"
+
+
+@dataclass(frozen=True)
+class TrainingRatings:
+    """The ratings that a model keeps, row by row, centred and scaled.
+
+    Attributes:
+        offsets: where those of each row start, and the end.
+        columns: their column numbers.
+        values: their values.
+    """
+
+    offsets: npt.NDArray[np.int64]
+    columns: npt.NDArray[np.int32]
+    values: npt.NDArray[np.floating]
+
+    @classmethod
+    def of(cls, ratings: Ratings) -> TrainingRatings:
+        """The ratings of a fit."""
+        by_row = ratings.by_row
+        parts = by_row.offsets.long(), by_row.indices(), by_row.values()
+        return cls(*(part.cpu().numpy() for part in parts))
+
+    @property
+    def rows(self) -> npt.NDArray[np.int64]:
+        """The row of each rating."""
+        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
+
+    @classmethod
+    def from_entries(
+        cls, rows: Array, columns: Array, values: Array, n_rows: int
+    ) -> TrainingRatings:
+        """Ratings in any order of the rows."""
+        order = np.argsort(rows, kind="stable")
+        counts = np.bincount(rows, minlength=n_rows)
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        return cls(offsets, columns.astype(np.int32)[order], values[order])
+
+    def of_rows(self, rows: Array) -> tuple[Array, Array]:
+        """The columns in which some rows have ratings, and which of the rows each belongs to."""
+        known = rows >= 0
+        starts = np.where(known, self.offsets[rows], 0)
+        counts = np.where(known, self.offsets[rows + 1] - starts, 0)
+        place = np.repeat(np.arange(len(rows)), counts)
+        inside = np.arange(len(place)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return place, self.columns[starts[place] + inside].astype(np.int64)
 
 
 def _group_of(axes: tuple[Axis, Axis]) -> Group:

@@ -1,6 +1,4 @@
-"""The best columns of many rows, similar members, and the model as arrays.
-
-    score(i, j) = b_i + c_j + ⟨u_i, v_j⟩,    or its upper bound, or a draw of it from the posterior
+"""The best columns of many rows, similar members, and the model as arrays: scores of ``scoring`` for all pairs.
 
 Rows are scored in blocks, one matrix product each; nothing of the size of rows x columns is ever held.
 """
@@ -10,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from threading import local
 from typing import Any
 
@@ -19,13 +18,38 @@ import torch
 from torch import Tensor
 
 from fisherfold.completion.entries import Codes, Floats
-from fisherfold.completion.inference.packed import triangle, unpack
-from fisherfold.completion.model import CompletionModel
+from fisherfold.completion.inference.packed import unpack
+from fisherfold.completion.model import COLUMNS, ROWS, CompletionModel
+from fisherfold.completion.scoring import (
+    Members,
+    column_spread,
+    column_vectors,
+    inner,
+    noise,
+    row_spread,
+    row_vectors,
+    variance,
+)
 from fisherfold.threads import threads
 
 BY = ("mean", "upper", "sample")
 UPPER = 1.645  # standard deviations: nineteen of twenty expected values lie below
 _BLOCK = 2**19  # scores at once: they stay in the cache
+
+
+@dataclass(frozen=True)
+class Lists:
+    """Ranked lists, best first within each row.
+
+    Attributes:
+        place: which of the rows asked for each line belongs to.
+        columns: the columns, by number.
+        scores: what they are ranked by: expected values, upper bounds of scores, or draws of them, in units of values.
+    """
+
+    place: Codes
+    columns: Codes
+    scores: Floats
 
 
 def best_columns(
@@ -37,41 +61,18 @@ def best_columns(
     exclude_seen: bool = True,
     by: str = "mean",
     seed: int = 0,
-) -> tuple[Codes, Codes, Floats]:
+) -> Lists:
     """The columns with the largest scores for each row."""
     columns = np.arange(len(model.column_ids)) if candidates is None else candidates
-    k, at = min(k, len(columns)), model.tensor(columns)
-    generator = torch.Generator().manual_seed(seed)
-    row_side, side = model.posterior.rows, model.posterior.columns
-    if candidates is None and by == "mean":
-        weights, levels = model.column_table
-    else:
-        v, v_covariance = side.at(at, "mean"), side.at(at, "covariance")
-        if by == "sample":
-            v = _draw(v, v_covariance, generator)
-        weights, levels = v[:, :-1].T.contiguous(), v[:, -1].contiguous()
+    k = min(k, len(columns))
+    ranking = _Ranking(model, rows, columns, by, seed)
     place_of = np.full(len(model.column_ids), -1)
     place_of[columns] = np.arange(len(columns))
-    blocks = (
-        np.array_split(np.arange(len(rows)), max(1, -(-len(rows) * len(columns) // _BLOCK)))
-        if len(rows)
-        else []
-    )
-    drawn = row_side.at(model.tensor(rows), "mean")
-    if by == "sample":
-        drawn = _draw(drawn, row_side.at(model.tensor(rows), "covariance"), generator)
-    here = local()  # a table of scores for each thread: fresh pages for every block would cost more
+    n_blocks = max(1, -(-len(rows) * len(columns) // _BLOCK))
+    blocks = np.array_split(np.arange(len(rows)), n_blocks) if len(rows) else []
 
     def best(part: Codes) -> tuple[Codes, Codes, Floats]:
-        if not hasattr(here, "scores"):
-            here.scores = weights.new_empty(len(blocks[0]), len(columns))
-        u = drawn[part[0] : part[-1] + 1]
-        scores = torch.addmm(levels, u[:, :-1], weights, out=here.scores[: len(part)])
-        if by == "upper":
-            left, right = _spread_features(
-                u, row_side.at(model.tensor(rows[part]), "covariance"), v, v_covariance
-            )
-            scores += UPPER * (left @ right.T).clamp_(min=0).sqrt_()
+        scores = ranking.scores(part, len(blocks[0]))
         if exclude_seen:
             seen_rows, seen_columns = model.seen_by(rows[part])
             place = place_of[seen_columns]
@@ -79,7 +80,7 @@ def best_columns(
             scores[model.tensor(seen_rows[inside]), model.tensor(place[inside])] = -math.inf
         top, where = scores.topk(k, dim=1)
         good = torch.isfinite(top)
-        value = (top + u[:, -1:])[good].double().cpu().numpy() * model.scale + model.center
+        value = top[good].double().cpu().numpy() * model.scale + model.center
         owner = torch.arange(len(part), device=top.device)[:, None].expand_as(top)[good]
         return part[0] + owner.cpu().numpy(), columns[where[good].cpu().numpy()], value
 
@@ -90,7 +91,68 @@ def best_columns(
                 found = list(pool.map(best, blocks))
         else:
             found = list(map(best, blocks))
-    return _joined(found)
+    return Lists(*_joined(found))
+
+
+class _Ranking:
+    """What columns are ranked by: blocks of rows by all candidates."""
+
+    def __init__(
+        self, model: CompletionModel, rows: Codes, columns: Codes, by: str, seed: int
+    ) -> None:
+        self.model, self.by = model, by
+        self.rows, self.columns = model.members(ROWS, rows), model.members(COLUMNS, columns)
+        self.u = self.rows.mean
+        whole = len(columns) == len(model.column_ids)
+        if by == "sample":
+            generator = torch.Generator().manual_seed(seed)
+            v = _draw(self.columns.mean, self.columns.covariance, generator)
+            self.u = _draw(self.u, self.rows.covariance, generator)
+            self.right = column_vectors(v).T.contiguous()
+        elif whole:
+            self.right = model.keep("columns", self._table)
+        else:
+            self.right = self._table()
+        self.left = row_vectors(self.u)
+        self._spread: Tensor | None = None
+        self._here = local()  # a table for each thread: fresh pages for each block would cost more
+
+    def _table(self) -> Tensor:
+        return column_vectors(self.columns.mean).T.contiguous()
+
+    def scores(self, part: Codes, most: int) -> Tensor:
+        """The scores of a block of rows, of at most so many."""
+        if not hasattr(self._here, "table"):
+            self._here.table = self.left.new_empty(most, self.right.shape[1])
+        left = self.left[part[0] : part[-1] + 1]
+        scores = torch.mm(left, self.right, out=self._here.table[: len(part)])
+        if self.by == "upper":
+            scores += UPPER * self._deviations(part)
+        if self.by == "mean" and self.model.posterior.ordinal is not None:
+            return self._expected(scores, self.rows[part[0] : part[-1] + 1])
+        return scores
+
+    def _deviations(self, part: Codes) -> Tensor:
+        """Standard deviations of scores."""
+        rows = self.rows[part[0] : part[-1] + 1]
+        if self._spread is None:
+            self._spread = column_spread(self.columns.mean, self.columns.covariance)
+        left = row_spread(rows.mean, rows.covariance)
+        return inner(left, self._spread, every=True).clamp_(min=0).sqrt_()
+
+    def _expected(self, scores: Tensor, rows: Members) -> Tensor:
+        """Expected categories, in scaled units."""
+        posterior = self.model.posterior
+        ordinal = posterior.ordinal
+        assert ordinal is not None
+        square = variance(posterior, rows, self.columns, every=True)
+        square += noise(posterior, rows, self.columns, every=True)
+        std = square.sqrt_().to(scores)
+        found = torch.full_like(scores, float(ordinal.values[-1]))
+        steps = ordinal.values.diff().tolist()
+        for cut, step in zip(ordinal.cuts.tolist(), steps, strict=True):
+            found -= step * torch.special.ndtr((cut - scores) / std)
+        return found
 
 
 def _joined(found: Sequence[tuple[npt.NDArray[Any], ...]]) -> tuple[Codes, Codes, Floats]:
@@ -103,36 +165,31 @@ def _draw(mean: Tensor, covariance: Tensor, generator: torch.Generator) -> Tenso
     """One draw of each member from its posterior; an offset that is held at zero has no variance."""
     square = unpack(covariance).double()
     jitter = 1e-10 * square.diagonal(dim1=1, dim2=2).mean(1).clamp(min=1e-30)
-    square = square + jitter[:, None, None] * torch.eye(
-        square.shape[1], dtype=square.dtype, device=square.device
-    )
-    normal = torch.randn(len(mean), mean.shape[1], 1, dtype=torch.float64, generator=generator).to(
-        mean.device
-    )
-    return mean + (torch.linalg.cholesky(square) @ normal)[:, :, 0].to(mean)
+    eye = torch.eye(square.shape[1], dtype=square.dtype, device=square.device)
+    root = torch.linalg.cholesky(square + jitter[:, None, None] * eye)
+    shape = (len(mean), mean.shape[1], 1)
+    normal = torch.randn(shape, dtype=torch.float64, generator=generator).to(mean.device)
+    return mean + (root @ normal)[:, :, 0].to(mean)
 
 
-def _spread_features(u: Tensor, rows: Tensor, v: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Two tables whose inner products are variances of b + c + ⟨u, v⟩: (ũũᵀ, R) and (C, ṽṽᵀ + C_vv), packed."""
-    i, j = triangle(u.shape[1], u.device)
-    twice = torch.where(i == j, 1.0, 2.0).to(u)
-    x, y = (torch.cat([side[:, :-1], torch.ones_like(side[:, :1])], dim=1) for side in (u, v))
-    outer = y[:, i] * y[:, j]
-    n_factors = u.shape[1] * (u.shape[1] - 1) // 2  # the packed block of the factors comes first
-    outer[:, :n_factors] += columns[:, :n_factors]
-    return torch.cat([x[:, i] * x[:, j] * twice, rows * twice], dim=1), torch.cat(
-        [columns, outer], dim=1
-    )
+def directions(model: CompletionModel, side: int) -> Tensor:
+    """Unit vectors of rows (0) or columns (1) whose inner products are correlations of predicted values."""
+    other = model.members(1 - side).mean[:, :-1].double()
+    off = other - other.mean(0)
+    values, vectors = torch.linalg.eigh(off.T @ off / len(off))
+    mean = model.members(side).mean
+    table = mean[:, :-1].double() @ vectors * values.clamp(min=0).sqrt()
+    return (table / table.norm(dim=1, keepdim=True).clamp(min=1e-300)).to(mean)
 
 
 def most_similar(
-    model: CompletionModel, members: Codes, k: int, *, side: int = 1
+    model: CompletionModel, members: Codes, k: int, *, side: int = COLUMNS
 ) -> tuple[Codes, Codes, Floats]:
     """The members of one side that are rated most alike.
 
     Two columns are alike if their predicted values, apart from level, are correlated over the rows of the table.
     """
-    table = model.directions(side)
+    table = model.keep(f"directions {side}", lambda: directions(model, side))
     k, found = min(k, len(table) - 1), []
     size = max(1, _BLOCK // max(len(table), 1))
     for start in range(0, len(members), size):
@@ -150,18 +207,19 @@ def most_similar(
 def factors(model: CompletionModel, side: int) -> tuple[Floats, Floats, Floats]:
     """The factors, offsets and covariances of one side in units of the values.
 
-    prediction = offset_ + row offset + column offset + row factors · column factors
+    score = offset_ + row offset + column offset + row factors · column factors
     """
-    part = (model.posterior.rows, model.posterior.columns)[side]
-    unit = np.full(part.mean.shape[1], model.scale**0.5)
+    part = model.members(side)
+    mean = part.mean.double().cpu().numpy()
+    unit = np.full(mean.shape[1], model.scale**0.5)
     unit[-1] = model.scale
-    mean = part.mean.double().cpu().numpy() * unit
+    mean = mean * unit
     covariance = unpack(part.covariance).double().cpu().numpy() * (unit[:, None] * unit)
     return mean[:, :-1], mean[:, -1], covariance
 
 
 def inner_product_vectors(model: CompletionModel) -> tuple[Floats, Floats]:
-    """Vectors whose inner products are the predictions: (u_i, 1, g + b_i) and (v_j, c_j, 1)."""
-    (u, b, _), (v, c, _) = factors(model, 0), factors(model, 1)
+    """Vectors whose inner products are the scores: (u_i, 1, g + b_i) and (v_j, c_j, 1)."""
+    (u, b, _), (v, c, _) = factors(model, ROWS), factors(model, COLUMNS)
     rows = np.column_stack([u, np.ones(len(u)), b + model.center])
     return rows.astype(np.float32), np.column_stack([v, c, np.ones(len(v))]).astype(np.float32)

@@ -102,12 +102,6 @@ class Summands:
         return Evidence(gram[0] if len(gram) == 1 else torch.cat(gram, dim=1), cross, squares[:, 0])
 
 
-def second_moment_of_products(left: Tensor, right: Tensor) -> Tensor:
-    """E[(k_i · a_j)²] = ⟨E[k kᵀ], E[a aᵀ]⟩ of pairs."""
-    _, _, twin, factor = _layout(order_of(left.shape[1]) - 1, left.device)
-    return (right * left[:, twin]) @ factor.to(left)
-
-
 @lru_cache(maxsize=64)
 def _layout(size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Positions in the packed T_i: the free block, the fixed column, each entry's twin under b ↔ 1; multiplicities."""

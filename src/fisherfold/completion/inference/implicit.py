@@ -64,12 +64,12 @@ def fit_implicit(
             table, residual = _update_side(
                 side, table, groups, posterior.noise_precision, unobserved_weight
             )
-            posterior.misfit = float(residual.sum(dtype=torch.float64))
-            posterior.noise_precision = amount / posterior.misfit
+            posterior.weighted_sse = float(residual.sum(dtype=torch.float64))
+            posterior.noise_precision = amount / posterior.weighted_sse
             side.update_prior()
-            side.changed()
+            side.invalidate()
         tau = posterior.noise_precision
-        bound = 0.5 * amount * math.log(tau / (2 * math.pi)) - 0.5 * tau * posterior.misfit
+        bound = 0.5 * amount * math.log(tau / (2 * math.pi)) - 0.5 * tau * posterior.weighted_sse
         bound = (
             bound + posterior.rows.bound(0.0) + posterior.columns.bound(0.0)
         ) / ratings.n_ratings

@@ -101,7 +101,7 @@ class Observations:
         posterior.n_ratings = round(self._total)
         if self.weights is not None:
             for side, members in ((posterior.rows, self._i), (posterior.columns, self._j)):
-                side.counts = torch.zeros_like(side.counts).index_add_(0, members, self.weights)
+                side.amounts = torch.zeros_like(side.amounts).index_add_(0, members, self.weights)
         effects = list(posterior.time_effects)
         for k, keys in enumerate(self._keys):
             starts = self._starts[k]

@@ -16,8 +16,6 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from fisherfold.fisher.blocks import sweep
-
 # Unrolled elimination wins for many small systems; LAPACK for few or large ones.
 _LAPACK_BELOW = 400
 _LAPACK_ABOVE_ORDER = 24
@@ -136,6 +134,8 @@ def solve_batch(precision: Tensor, pull: Tensor) -> tuple[Tensor, Tensor, Tensor
         work = precision.clone()
         log_det, positive = _sweep_blocks(work)
     else:
+        from fisherfold.fisher.blocks import sweep  # with all Fisher operators
+
         work = precision.permute(1, 2, 0).clone(memory_format=torch.contiguous_format)
         pivots = sweep(work)
         log_det, positive = pivots.log().sum(0), bool((pivots > 0).all())

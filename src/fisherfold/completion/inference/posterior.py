@@ -28,16 +28,16 @@ import torch
 from torch import Tensor
 
 from fisherfold.completion.grouped import Grouped
-from fisherfold.completion.inference.gram import moments, second_moment_of_products
 from fisherfold.completion.inference.likelihoods import Ordinal
 from fisherfold.completion.inference.packed import pack, packed_positions, unpack
 from fisherfold.completion.inference.prior_mean import (
     SET_STRENGTH,
+    ColdStartRegression,
     FeatureEffects,
     SetEffects,
-    Strangers,
 )
 from fisherfold.completion.inference.time_effects import TimeEffects
+from fisherfold.completion.scoring import Members, noise, score, variance
 from fisherfold.distributed import Axis
 
 WEIGHT_STRENGTH = (
@@ -47,7 +47,7 @@ WEIGHT_STRENGTH = (
 PRIOR_ROWS = 1.0
 _CHUNK = 2**15  # pairs that are predicted at once
 _RUN = 2**12
-PER_MEMBER = ("mean", "covariance", "weight", "shortfall", "counts", "log_det")
+PER_MEMBER = ("mean", "covariance", "weight", "weighted_sse", "counts", "amounts", "log_det")
 
 
 @dataclass
@@ -57,8 +57,9 @@ class Side:
     mean: Tensor  # ū_i, a (n, q) table; the last column is the offset
     covariance: Tensor  # V_i, packed, a (n, q(q+1)/2) table
     weight: Tensor  # the expected noise weight α_i of each member; 1 is ordinary, less is noisier
-    shortfall: Tensor  # τ Σ_j β_j E[e_ij²], the weighted squared residuals of each member; the Gamma posterior needs it
+    weighted_sse: Tensor  # τ Σ_j β_j E[e_ij²] of each member, for the Gamma posterior of α_i
     counts: Tensor  # the number of ratings n_i of each member
+    amounts: Tensor  # Σ w over the ratings of each member, by which its noise weight is judged
     precision: Tensor  # K, the prior precision, q×q in float64
     center: Tensor  # c, the prior mean of a member about which nothing is known
     start_variance: Tensor  # the diagonal of the starting prior covariance
@@ -70,7 +71,7 @@ class Side:
     axis: Axis | None = None  # which members are here; all of them if not given
     others: Axis | None = None  # the same for the other side
     _unknown: Side | None = field(default=None, init=False, repr=False)
-    _strangers: Strangers | None = field(default=None, init=False, repr=False)
+    _cold_start: ColdStartRegression | None = field(default=None, init=False, repr=False)
 
     @classmethod
     def start(
@@ -91,8 +92,9 @@ class Side:
             mean=mean,
             covariance=mean.new_zeros(n, size * (size + 1) // 2),
             weight=mean.new_ones(n),
-            shortfall=counts.to(mean),
+            weighted_sse=counts.to(mean),
             counts=counts.to(mean),
+            amounts=counts.to(mean, copy=True),
             precision=torch.diag(1 / variance.double()),
             center=mean.new_zeros(size),
             start_variance=variance.double(),
@@ -241,8 +243,8 @@ class Side:
 
     def _weight_bound(self, strength: float) -> float:
         shape0 = strength / 2
-        shape = shape0 + self.counts.double() / 2
-        rate = shape0 + self.shortfall.double() / 2
+        shape = shape0 + self.amounts.double() / 2
+        rate = shape0 + self.weighted_sse.double() / 2
         log_mean = torch.digamma(shape) - torch.log(rate)
         divergence = (
             (shape - shape0) * torch.digamma(shape)
@@ -251,7 +253,7 @@ class Side:
             + shape0 * (torch.log(rate) - math.log(shape0))
             + shape * (shape0 - rate) / rate
         )
-        return float(self.total((0.5 * self.counts.double() * log_mean - divergence).sum()))
+        return float(self.total((0.5 * self.amounts.double() * log_mean - divergence).sum()))
 
     def prior_members(self, count: int = 1) -> Side:
         """A side with members about which nothing is known but the prior."""
@@ -264,8 +266,9 @@ class Side:
             mean=self.center.repeat(count, 1),
             covariance=pack(covariance[None]).to(self.mean).repeat(count, 1),
             weight=zero + 1,
-            shortfall=zero,
+            weighted_sse=zero,
             counts=zero.clone(),
+            amounts=zero.clone(),
             log_det=zero - float(torch.logdet(self.precision)),
             set_effects=None,
             features=None,
@@ -274,7 +277,7 @@ class Side:
     def unknown_member(self) -> Side:
         """A side with a single member of which not even the rated set is known: any of those that have ratings.
 
-        K says how much members differ whose rated sets are alike; strangers differ as all members do. Mean and
+        K says how much members differ whose rated sets are alike; cold-start members differ as all members do. Mean and
         covariance are those over the members, with the imaginary one of ``update_prior``. Without rated sets the prior
         says the same.
         """
@@ -282,9 +285,9 @@ class Side:
             self._unknown = self._any_member()
         return self._unknown
 
-    def changed(self) -> None:
+    def invalidate(self) -> None:
         """Forget what was derived from the members, because they have changed."""
-        self._unknown = self._strangers = None
+        self._unknown = self._cold_start = None
 
     def _any_member(self) -> Side:
         unknown, rated = self.prior_members(), self.counts > 0
@@ -298,9 +301,9 @@ class Side:
             unknown, mean=mean[None].to(self.mean), covariance=pack(covariance[None]).to(self.mean)
         )
 
-    def strangers(self) -> Strangers:
+    def cold_start(self) -> ColdStartRegression:
         """What the features of a member without ratings tell: a regression of the members that have ratings."""
-        if self._strangers is None:
+        if self._cold_start is None:
             assert self.features is not None
             rated = self.counts > 0
             rows, columns = torch.tril_indices(*self.precision.shape, device=self.mean.device)
@@ -311,10 +314,17 @@ class Side:
             weight = weight * (len(weight) / weight.sum())
             spread = unpack((weight @ covariance)[None])[0]
             doubt = spread + self._imaginary()
-            self._strangers = Strangers.of(
+            self._cold_start = ColdStartRegression.of(
                 self.features, self.mean, rated, doubt, self.n_free, weight
             )
-        return self._strangers
+        return self._cold_start
+
+    def described(self, features: Tensor) -> Members:
+        """Members that were not in the fit, of which features are known."""
+        known, side = self.cold_start(), self.prior_members(len(features))
+        side.mean = known.mean(features).to(self.mean)
+        side.covariance = known.covariance(features).to(self.mean)
+        return Members(side, torch.arange(len(features), device=self.mean.device))
 
     def _imaginary(self) -> Tensor:
         """What the imaginary member adds to the second moment."""
@@ -323,8 +333,12 @@ class Side:
             start[-1, -1] = 0
         return start
 
+    def members(self, codes: Tensor) -> Members:
+        """Some members, by number; -1 is one of which nothing is known."""
+        return Members(self, codes.long())
+
     def at(self, index: Tensor, name: str) -> Tensor:
-        """Rows of one of the tables ``mean``, ``covariance``, ``shortfall`` and ``counts``; nothing else is copied."""
+        """Rows of one of the tables of ``PER_MEMBER``, for cold members what stands in for it."""
         place = index.clamp(min=0)
         unknown = index < 0
         if self.set_effects is not None:
@@ -336,7 +350,7 @@ class Side:
         if self.features is not None and name in ("mean", "covariance"):
             empty = (index >= 0) & (self.counts[place] == 0)
             if bool(empty.any()):
-                found[empty] = getattr(self.strangers(), name)(
+                found[empty] = getattr(self.cold_start(), name)(
                     self.features.table[place[empty]]
                 ).to(found)
         return found
@@ -362,7 +376,7 @@ class CompletionPosterior:
     fixed_ridge: float | None = (
         None  # the prior precision over τ if it was given, None if it is learnt
     )
-    misfit: float = 0.0  # Σ_ij α_i β_j E[e_ij²]
+    weighted_sse: float = 0.0  # Σ_ij α_i β_j E[e_ij²]
     # one record per pass: iteration, seconds, bound per rating, noise level
     trace: list[dict[str, float]] = field(default_factory=list)
     converged: bool = False  # whether the bound has settled
@@ -403,7 +417,7 @@ class CompletionPosterior:
     def bound(self) -> float:
         """The evidence lower bound per rating, up to a constant that depends on nothing learnt."""
         tau = self.noise_precision
-        data = 0.5 * self.n_ratings * math.log(tau / (2 * math.pi)) - 0.5 * tau * self.misfit
+        data = 0.5 * self.n_ratings * math.log(tau / (2 * math.pi)) - 0.5 * tau * self.weighted_sse
         learnt = self.fixed_ridge is None
         sides = sum(
             side.bound(self.weight_strength, learnt=learnt) for side in (self.rows, self.columns)
@@ -413,40 +427,15 @@ class CompletionPosterior:
     def predict(
         self, rows: Tensor, columns: Tensor, *, with_std: bool = False, times: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """The predictive mean, and if wanted the standard deviation, of k entries, at the cost of these k alone."""
+        """The predictive mean, and if wanted the standard deviation, of pairs by number."""
         # written in place: small results kept between the large tables of the chunks would hold on to their memory
         mean = self.rows.mean.new_empty(len(rows))
         std = torch.empty_like(mean, dtype=torch.float64) if with_std else None
         for start in range(0, len(rows), _CHUNK):
             part = slice(start, start + _CHUNK)
-            i, j = rows[part].long(), columns[part].long()
-            u, v = self.rows.at(i, "mean"), self.columns.at(j, "mean")
-            mean[part] = (u[:, :-1] * v[:, :-1]).sum(1) + u[:, -1] + v[:, -1]
+            i, j = self.rows.members(rows[part]), self.columns.members(columns[part])
+            when = None if times is None else times[part]
+            mean[part] = score(self, i, j, times=when)
             if std is not None:
-                # float64, because the squared mean is subtracted from it
-                left, right = (
-                    moments(m.double(), s.at(k, "covariance").double())
-                    for m, s, k in ((u, self.rows, i), (v, self.columns, j))
-                )
-                second = second_moment_of_products(left, right)
-                noise = (
-                    self._noise(self.rows, i) * self._noise(self.columns, j) / self.noise_precision
-                )
-                std[part] = ((second - mean[part].double().square()).clamp(min=0) + noise).sqrt()
-            if times is not None:
-                for effect, members in zip(self.time_effects, (i, j), strict=True):
-                    if effect is not None:
-                        shift, doubt = effect.find(members, times[part])
-                        mean[part] += shift
-                        if std is not None:
-                            std[part] = (std[part].square() + doubt).sqrt()
+                std[part] = (variance(self, i, j, times=when) + noise(self, i, j)).sqrt()
         return mean, std
-
-    def _noise(self, side: Side, index: Tensor) -> Tensor:
-        """E[1/α] under the Gamma posterior of a noise weight."""
-        counts = side.at(index, "counts").double()
-        if not self.weight_strength:
-            return torch.ones_like(counts)
-        return (self.weight_strength + side.at(index, "shortfall")) / (
-            self.weight_strength + counts - 2
-        )

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from fisherfold.completion.grouped import Grouped
 from fisherfold.completion.inference.packed import pack
-from fisherfold.completion.point.kernels import plain_sum
 
 # γ, chosen on a validation part of MovieLens-1M; raising the bound over it instead is slower and no more accurate.
 SET_STRENGTH = 3.0
@@ -37,9 +36,7 @@ class SetEffects:
     def of(cls, effects: Tensor, counts: Tensor, own: Grouped, other: Grouped) -> SetEffects:
         """Effects x_j with what is needed to apply them."""
         root = _inverse_root(counts)
-        return cls(
-            effects, plain_sum(own, effects.contiguous()), plain_sum(other, root * root)[:, 0]
-        )
+        return cls(effects, own.set_sums(effects.contiguous()), other.set_sums(root * root)[:, 0])
 
     def shift(self, counts: Tensor) -> Tensor:
         """The term n_i^{-1/2} Σ_j x_j of the prior mean of each member."""
@@ -56,12 +53,12 @@ class SetEffects:
         root, x, sums = _inverse_root(counts), self.effects.clone(), self.sums.clone()
         tiny = torch.finfo(x.dtype).tiny
         scale = 1 / (self.shares[:, None] + SET_STRENGTH)
-        residual = plain_sum(other, off * root) - SET_STRENGTH * x
+        residual = other.set_sums(off * root) - SET_STRENGTH * x
         direction = scale * residual
         progress = own.total((residual * direction).sum(0))
         for _ in range(steps):
-            image_sums = plain_sum(own, direction.contiguous())
-            image = plain_sum(other, image_sums * (root * root)).add_(direction, alpha=SET_STRENGTH)
+            image_sums = own.set_sums(direction.contiguous())
+            image = other.set_sums(image_sums * (root * root)).add_(direction, alpha=SET_STRENGTH)
             step = progress / own.total((direction * image).sum(0)).clamp(min=tiny)
             x.addcmul_(direction, step)
             sums.addcmul_(image_sums, step)
@@ -120,7 +117,7 @@ class FeatureEffects:
 
 
 @dataclass(frozen=True)
-class Strangers:
+class ColdStartRegression:
     """What features tell of a member without ratings, whose rated set is not known: a regression of the others."""
 
     center: Tensor  # the mean of a member with average features
@@ -139,7 +136,7 @@ class Strangers:
         weight: Tensor,
         *,
         steps: int = 20,
-    ) -> Strangers:
+    ) -> ColdStartRegression:
         """Regress the posterior means of members with ratings on their features; strengths are learnt."""
         table, target, n = features.table[rated].double(), means[rated].double(), len(weight)
         level, center, root = weight @ table / n, weight @ target / n, weight.sqrt()[:, None]
@@ -162,11 +159,11 @@ class Strangers:
         return cls(center - level @ weights, weights, inverse, spread)
 
     def mean(self, features: Tensor) -> Tensor:
-        """The means of some strangers."""
+        """The means of some cold-start members."""
         return self.center + features.double() @ self.weights
 
     def covariance(self, features: Tensor) -> Tensor:
-        """The packed covariances of some strangers."""
+        """The packed covariances of some cold-start members."""
         f = features.double()
         return (1 + ((f @ self.inverse) * f).sum(1))[:, None] * pack(self.spread[None])
 

@@ -10,7 +10,7 @@ the posterior so far in the place of the prior, adds their evidence:
 repeated a few times for the same batch.
 
 Old evidence was gathered with what was known of the other side then, and keeps that: on a stream that brings most of
-its ratings later it trails a fit by far. ``look_back`` passes over all ratings again from where the posterior stands.
+its ratings later it trails a fit by far. ``refine`` passes over all ratings again from where the posterior stands.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fisherfold.completion.inference.variational import fit_variational, noise_f
 from fisherfold.completion.ratings import Ratings
 
 
-def grow(side: Side, other: Side, n_new: int) -> None:
+def append_members(side: Side, other: Side, n_new: int) -> None:
     """Add members about which nothing is known: their posterior is the prior."""
     if n_new == 0:
         return
@@ -57,7 +57,7 @@ class _Before:
     precision: Tensor
     pull: Tensor
     weight: Tensor
-    shortfall: Tensor
+    weighted_sse: Tensor
 
 
 def _before(side: Side, ids: Tensor) -> _Before:
@@ -70,11 +70,11 @@ def _before(side: Side, ids: Tensor) -> _Before:
         ids
     ).double() @ prior
     return _Before(
-        ids, prior, precision - prior, pull, side.weight[ids].double(), side.shortfall[ids]
+        ids, prior, precision - prior, pull, side.weight[ids].double(), side.weighted_sse[ids]
     )
 
 
-def absorb(
+def update_batch(
     posterior: CompletionPosterior,
     batch: Ratings,
     rows: Tensor,
@@ -102,10 +102,10 @@ def absorb(
                 residual = _natural_step(posterior, side, before[k], given, given_ids, groups)
     posterior.n_ratings += batch.n_ratings
     last = sides[1] if move[1] else sides[0]
-    posterior.misfit += float((last[0].weight[last[1]] * residual).sum())
+    posterior.weighted_sse += float((last[0].weight[last[1]] * residual).sum())
     if posterior.fixed_ridge is None:  # a given ridge is in units of τ: it stays as it was fitted
         smallest = noise_floor(posterior.rows.mean.dtype) * posterior.n_ratings
-        posterior.noise_precision = posterior.n_ratings / max(posterior.misfit, smallest)
+        posterior.noise_precision = posterior.n_ratings / max(posterior.weighted_sse, smallest)
 
 
 def _width(side: Side, groups: Grouped, other_ids: Tensor) -> Tensor:
@@ -123,6 +123,7 @@ def _count(side: Side, ids: Tensor, groups: Grouped, other_ids: Tensor) -> None:
     """Enter the new ratings into the counts and the rated sets."""
     fresh = groups.counts.to(side.counts)
     side.counts = side.counts.index_add(0, ids, fresh)
+    side.amounts = side.amounts.index_add(0, ids, fresh)
     if side.set_effects is not None:
         x = side.set_effects.effects[other_ids[groups.indices().long()]]
         new = torch.zeros_like(side.set_effects.sums[ids]).index_add_(0, groups.groups().long(), x)
@@ -158,19 +159,20 @@ def _natural_step(
         x.to(side.mean) for x in (mean, packed, log_det)
     )
     if posterior.weight_strength:
-        side.shortfall[ids] = before.shortfall + (tau * residual).to(side.mean)
+        side.weighted_sse[ids] = before.weighted_sse + (tau * residual).to(side.mean)
         strength = posterior.weight_strength
-        side.weight[ids] = (strength + side.counts[ids]) / (strength + side.shortfall[ids])
-    side.changed()
+        side.weight[ids] = (strength + side.amounts[ids]) / (strength + side.weighted_sse[ids])
+    side.invalidate()
     return residual.to(side.mean)
 
 
-def look_back(posterior: CompletionPosterior, ratings: Ratings, *, passes: int = 2) -> None:
+def refine(posterior: CompletionPosterior, ratings: Ratings, *, passes: int = 2) -> None:
     """Passes of coordinate ascent over all ratings so far, with their priors, from where the posterior stands."""
     posterior.n_ratings, posterior.converged = ratings.n_ratings, False
     orders = ratings.by_row, ratings.by_column
     for side, own, other in ((posterior.rows, *orders), (posterior.columns, *orders[::-1])):
         side.counts = own.counts.to(side.counts)
+        side.amounts = side.counts.clone()
         if side.set_effects is not None:
             side.set_effects = SetEffects.of(side.set_effects.effects, side.counts, own, other)
     fit_variational(

@@ -173,7 +173,7 @@ def _half_pass(
         side.update_set_effects(groups, others)
     side.update_features()
     _update_prior(posterior, side)
-    side.changed()
+    side.invalidate()
     return table
 
 
@@ -269,10 +269,10 @@ def _update_noise(
     """Set the noise weights of one side, then τ, to the values that maximise the bound."""
     strength = posterior.weight_strength
     if strength:
-        side.shortfall = residual * posterior.noise_precision
-        side.weight = (strength + side.counts) / (strength + side.shortfall)
-    posterior.misfit = float(side.total((side.weight * residual).sum(dtype=torch.float64)))
-    amount, total = float(posterior.n_ratings), posterior.misfit
+        side.weighted_sse = residual * posterior.noise_precision
+        side.weight = (strength + side.amounts) / (strength + side.weighted_sse)
+    posterior.weighted_sse = float(side.total((side.weight * residual).sum(dtype=torch.float64)))
+    amount, total = float(posterior.n_ratings), posterior.weighted_sse
     if posterior.fixed_ridge is not None:
         for each in (posterior.rows, posterior.columns):
             amount += each.size * each.n_free

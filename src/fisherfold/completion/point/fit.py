@@ -42,8 +42,7 @@ from fisherfold.completion.point.problem import CompletionProblem
 from fisherfold.completion.ratings import Ratings
 from fisherfold.solvers import GradientNorm, Stagnation, minimize
 
-# those that need no step size; of rngd-vr the one that did best on the paper's data is taken
-SOLVERS = ("rngd", "rngd-vr", "rcg", "rgd")
+# of rngd-vr the step that did best on the paper's data is taken
 OPTIONS: dict[str, dict[str, Any]] = {"rngd-vr": {"step": 0.05, "fisher": "kronecker"}}
 
 # λ/σ² on the validation path: upwards, because a direction that a large λ has killed does not come back.
@@ -103,9 +102,9 @@ def fit_point(
         posterior, penalties = _minimize(
             ratings, ridge or 0.0, start, solver, max_iter, tol, seed, record
         )
-    posterior.trace, posterior.misfit = trace, _squares(posterior, ratings)
+    posterior.trace, posterior.weighted_sse = trace, _squares(posterior, ratings)
     posterior.noise_precision = 1 / max(
-        posterior.misfit / ratings.n_ratings, noise_floor(ratings.dtype)
+        posterior.weighted_sse / ratings.n_ratings, noise_floor(ratings.dtype)
     )
     for side, penalty in zip((posterior.rows, posterior.columns), penalties, strict=True):
         side.weight = torch.ones_like(side.weight)
@@ -124,7 +123,7 @@ def _set_covariances(posterior: CompletionPosterior, ratings: Ratings) -> None:
         mean = side.mean.clone()
         update_side(side, table, groups, posterior.noise_precision)
         side.mean = mean
-        side.changed()
+        side.invalidate()
 
 
 def _known(side: Side) -> Tensor:

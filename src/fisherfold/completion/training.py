@@ -20,8 +20,8 @@ from fisherfold.completion.inference.posterior import CompletionPosterior
 from fisherfold.completion.inference.start import FeatureTable
 from fisherfold.completion.inference.time_effects import periods_of
 from fisherfold.completion.inference.variational import fit_variational, gradual_start
-from fisherfold.completion.point.fit import fit_point
-from fisherfold.completion.ratings import Ratings
+from fisherfold.completion.model import CompletionModel
+from fisherfold.completion.ratings import Ratings, TrainingRatings
 from fisherfold.distributed import ALONE, Group
 from fisherfold.progress import track
 from fisherfold.tables.ids import IdIndex
@@ -29,6 +29,8 @@ from fisherfold.warn import warn
 
 # A row drifts from day to day, a column over so many periods with as many ratings each.
 _DAY, _MOST_DAYS, _PERIODS = 86400.0, 20_000, 20
+# of ``inference="point"``, those that need no step size
+SOLVERS = ("rngd", "rngd-vr", "rcg", "rgd")
 _MOST_CATEGORIES = 100
 _MOST, _WIDTH = (
     (0.05, 0.95),
@@ -60,7 +62,7 @@ class Settings:
     likelihood: str = "gaussian"
 
     @property
-    def model(self) -> dict[str, Any]:
+    def engine_options(self) -> dict[str, Any]:
         """What the engine calls its options."""
         return {
             "ridge": self.ridge,
@@ -71,12 +73,8 @@ class Settings:
 
     @property
     def rule(self) -> str:
-        """What becomes of pairs given twice: the mean of categories need be none, the nearest one is."""
-        return (
-            "category"
-            if self.duplicates == "mean" and self.likelihood != "gaussian"
-            else self.duplicates
-        )
+        """What becomes of pairs given twice."""
+        return merge_rule(self.duplicates, self.likelihood)
 
     def for_table(self, n_rows: int, n_columns: int) -> Settings:
         """The same with a rank that a table of this size has; a warning says so where it is less."""
@@ -96,8 +94,13 @@ class Settings:
         return largest
 
 
+def merge_rule(duplicates: str, likelihood: str) -> str:
+    """What becomes of pairs given twice: the mean of categories need be none, the nearest one is."""
+    return "category" if duplicates == "mean" and likelihood != "gaussian" else duplicates
+
+
 @dataclass(frozen=True)
-class Extras:
+class SideInformation:
     """What a fit knows besides pairs and values."""
 
     features: tuple[FeatureColumns | None, FeatureColumns | None] = (
@@ -112,7 +115,7 @@ class Extras:
         """Whether there is any of them."""
         return any(part is not None for part in (*self.features, self.times, self.weights))
 
-    def at(self, where: npt.NDArray[Any]) -> Extras:
+    def at(self, where: npt.NDArray[Any]) -> SideInformation:
         """Those of some of the entries."""
         times, weights = (
             None if given is None else given[where] for given in (self.times, self.weights)
@@ -135,7 +138,7 @@ class Extras:
 
 
 @dataclass
-class Table:
+class PreparedRatings:
     """Ratings as the solvers want them, and how to get back."""
 
     ratings: Ratings  # centred and scaled
@@ -159,16 +162,18 @@ def prepare(
     values: Floats,
     ids: tuple[IdIndex, IdIndex],
     settings: Settings,
-    extras: Extras,
-) -> Table:
+    extras: SideInformation,
+) -> PreparedRatings:
     """Merge pairs given twice, centre and scale, and sort both ways."""
     given = len(values)
     if extras.times is not None or extras.weights is not None:
-        rows, columns, values, extras = once(rows, columns, values, extras, ids, settings.rule)
+        rows, columns, values, extras = merge_pairs(
+            rows, columns, values, extras, ids, settings.rule
+        )
     times, weights = extras.times, extras.weights
     if settings.rule != "mean":  # a mean is taken on the way, of values that were all observed
         rows, columns, values = merge(rows, columns, values, settings.rule, ids)
-    center, scale, low, high, dtype = measure(values, settings)
+    center, scale, low, high, dtype = standardise(values, settings)
     ratings = Ratings(
         rows,
         columns,
@@ -178,7 +183,7 @@ def prepare(
         duplicates="mean",
         device=settings.device,
     )
-    table = Table(
+    table = PreparedRatings(
         ratings,
         center,
         scale,
@@ -206,14 +211,14 @@ def prepare(
     return table
 
 
-def once(
+def merge_pairs(
     rows: Codes,
     columns: Codes,
     values: Floats,
-    extras: Extras,
+    extras: SideInformation,
     ids: tuple[IdIndex, IdIndex],
     rule: str,
-) -> tuple[Codes, Codes, Floats, Extras]:
+) -> tuple[Codes, Codes, Floats, SideInformation]:
     """Each pair once: values by the rule, the last time, the sum of the weights."""
     key = rows * (int(columns.max(initial=0)) + 1) + columns
     unique, place = np.unique(key, return_inverse=True)
@@ -247,7 +252,7 @@ def _check_categories(values: Floats, likelihood: str) -> None:
         )
 
 
-def measure(
+def standardise(
     values: Floats, settings: Settings, group: Group = ALONE
 ) -> tuple[float, float, float, float, torch.dtype]:
     """Centre, scale and range of the values of all processes, and the dtype that resolves them."""
@@ -293,19 +298,26 @@ def _resolving(
 
 
 def solve(
-    table: Table,
+    table: PreparedRatings,
     settings: Settings,
     init: CompletionPosterior | None = None,
     callback: Callable[[CompletionPosterior], None] | None = None,
 ) -> CompletionPosterior:
     """Run the solver."""
     ratings, observations = table.ratings, table.observations
-    how: dict[str, Any] = {"max_iter": settings.max_iter, "tol": settings.tol} | settings.model
+    how: dict[str, Any] = {
+        "max_iter": settings.max_iter,
+        "tol": settings.tol,
+    } | settings.engine_options
     with track(
         "fitting", at_most=settings.max_iter, verbose=settings.verbose and ratings.group.is_first
     ) as line:
         if settings.inference == "point":
-            report = lambda record: line.update(record["iteration"], record)  # noqa: E731
+            from fisherfold.completion.point.fit import fit_point  # with the solvers of the paper
+
+            def report(record: dict[str, float]) -> None:
+                line.update(int(record["iteration"]), record)
+
             return fit_point(ratings, settings.rank, solver=settings.solver, callback=report, **how)
 
         def after_pass(posterior: CompletionPosterior) -> None:
@@ -315,7 +327,7 @@ def solve(
 
         how["set_effects"] = settings.rated_sets
         if init is None:
-            model = settings.model | {"set_effects": settings.rated_sets}
+            model = settings.engine_options | {"set_effects": settings.rated_sets}
             init = gradual_start(ratings, settings.rank, features=table.features, **model)
             if settings.likelihood != "gaussian" and observations is not None:
                 # the scale of the latent values is that of a fit to the categories as numbers
@@ -326,3 +338,40 @@ def solve(
         return fit_variational(
             ratings, settings.rank, init=init, callback=after_pass, observations=observations, **how
         )
+
+
+def model_of(
+    ids: tuple[IdIndex, IdIndex],
+    table: PreparedRatings,
+    posterior: CompletionPosterior,
+    inference: str,
+    seen: TrainingRatings | None = None,
+) -> CompletionModel:
+    """The model of a table that was fitted."""
+    return CompletionModel(
+        *ids,
+        posterior,
+        table.center,
+        table.scale,
+        table.low,
+        table.high,
+        seen,
+        inference,
+        table.n_merged,
+        table.ratings.n_ratings,
+    )
+
+
+def fitted(
+    settings: Settings,
+    ids: tuple[IdIndex, IdIndex],
+    rows: Codes,
+    columns: Codes,
+    values: Floats,
+    known: SideInformation,
+) -> CompletionModel:
+    """Fit a model to numbered entries."""
+    table = prepare(rows, columns, values, ids, settings, known)
+    posterior = solve(table, settings)
+    seen = TrainingRatings.of(table.ratings)
+    return model_of(ids, table, posterior, settings.inference, seen)

@@ -1,0 +1,445 @@
+"""What every completed matrix does after its fit: predict, recommend, compare, give arrays, be saved and loaded.
+
+``CompletionBase`` serves a ``CompletionModel``; how it was fitted is no matter of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.utils import Tags
+from sklearn.utils.validation import check_is_fitted
+
+from fisherfold.completion.entries import Codes, Entries, Floats, merge, read_entries, read_pairs
+from fisherfold.completion.files import KIND, VERSION, pack, unpack
+from fisherfold.completion.inference.features import as_times
+from fisherfold.completion.model import UNSEEN, CompletionModel, Pairs
+from fisherfold.completion.recommend import (
+    BY,
+    best_columns,
+    factors,
+    inner_product_vectors,
+    most_similar,
+)
+from fisherfold.completion.updating import with_new_rows
+from fisherfold.files import sound
+from fisherfold.plain import counted
+from fisherfold.tables import validation
+from fisherfold.tables.folders import load_folder, model_file, save_folder
+from fisherfold.tables.frames import FRAMES, columns_of, frame_kind, make_frame, names_of, numbers
+from fisherfold.tables.ids import IdIndex
+from fisherfold.warn import warn
+
+# The parameters that all models have.
+SHARED_CHECKS: dict[str, validation.Check] = {
+    "rank": validation.integer(1),
+    "max_iter": validation.integer(1),
+    "tol": validation.number(0),
+    "unseen": validation.choice(*UNSEEN),
+    "random_state": validation.seed(),
+    "device": validation.torch_device(),
+    "dtype": validation.torch_dtype(),
+    "n_jobs": validation.jobs(),
+    "verbose": validation.verbosity(),
+}
+# Where the class of a file is found by its name.
+_HOMES = {
+    "MatrixCompletion": "rating_model",
+    "MatrixCompletionCV": "cross_validation",
+    "ImplicitCompletion": "implicit",
+}
+_MANY = 10  # pairs, of which most are unknown: a mistake rather than a question about new ids
+
+
+class CompletionBase(BaseEstimator):  # type: ignore[misc]
+    """A fitted matrix with holes behind scikit-learn's interface; subclasses fit it.
+
+    Attributes:
+        model_: ids, posterior, scale and ratings, for the functions of ``fisherfold.completion``.
+        names_: the names of the columns of row ids, column ids and values.
+        frame_: the library of the data frame that was fitted.
+    """
+
+    unseen: str
+    duplicates: str
+    random_state: Any
+    model_: CompletionModel
+    names_: tuple[str, str, str]
+    frame_: str | None
+    _checks: ClassVar[Mapping[str, validation.Check]] = {}
+    _clips = False  # whether predictions stay within the range of the values
+
+    def _adopt(self, model: CompletionModel, entries: Entries | None = None) -> None:
+        """Make a fitted model this estimator's own, with the names and the frame of its entries."""
+        if entries is not None:
+            self._set_names(entries)
+        self.model_ = model
+        self.trace_, self.n_iter_ = model.posterior.trace, len(model.posterior.trace)
+        self.converged_, self.n_duplicates_ = model.posterior.converged, model.n_merged
+
+    def _set_names(self, entries: Entries) -> None:
+        self.names_, self.frame_ = entries.names, entries.frame
+        self.__dict__.pop("feature_names_in_", None)
+        self.__dict__.pop("n_features_in_", None)
+        if not entries.is_matrix:
+            self.n_features_in_ = 2
+        if entries.frame is not None:
+            self.feature_names_in_ = np.array(entries.names[:2], dtype=object)
+
+    def _fitted(self) -> CompletionModel:
+        check_is_fitted(self, "model_")
+        return self.model_
+
+    def _read(self, X: Any, y: Any = None, *, columns: Any = None, matrix: Any = None) -> Entries:
+        """Entries of a fit."""
+        return read_entries(X, y, columns=columns, matrix=matrix)
+
+    def _read_more(
+        self, X: Any, y: Any = None, *, columns: Any = None, matrix: Any = None
+    ) -> Entries:
+        """Entries for a model: the columns of a data frame are those with the names of the fit, if it has them."""
+        if columns is None:
+            columns = self._columns_of(X, 3 if y is None else 2)
+        return self._read(X, y, columns=columns, matrix=matrix)
+
+    def _columns_of(self, X: Any, n: int = 2) -> list[Any] | None:
+        """The columns of a data frame that have the names of the fit."""
+        if self.frame_ is None or frame_kind(X) is None:
+            return None
+        given = {str(name): name for name in names_of(X)}
+        known = self.names_[:n]
+        return [given[name] for name in known] if set(known) <= set(given) else None
+
+    def predict(
+        self, X: Any, *, return_std: bool = False, time: Any = None
+    ) -> Floats | tuple[Floats, Floats]:
+        """Predict entries.
+
+        Args:
+            X: (n, 2) row and column ids; of a data frame the columns with the names of the fit.
+            return_std: whether the predictive standard deviations are returned as well (``variational`` only).
+            time: when, as for ``fit``, or one time for all pairs; without it drift counts as zero.
+
+        Returns:
+            The predictions, or predictions and standard deviations.
+        """
+        self._fitted()
+        return self._predict(self._pairs(X, time), return_std)
+
+    def _predict(self, pairs: Pairs, return_std: bool) -> Floats | tuple[Floats, Floats]:
+        if return_std:
+            self._check_error_bars("return_std")
+        mean = self._hide_unseen(pairs, pairs.predict(clip=self._clips))
+        return (mean, self._hide_unseen(pairs, pairs.deviations())) if return_std else mean
+
+    def _hide_unseen(self, pairs: Pairs, values: Floats) -> Floats:
+        """NaN for pairs with an unknown id, where that is asked for."""
+        if self.unseen == "nan":
+            values[pairs.unknown] = np.nan
+        return values
+
+    def _pairs(self, X: Any, time: Any = None) -> Pairs:
+        rows, columns, _, _ = read_pairs(X, self._columns_of(X))
+        i, j = self._located(rows, columns)
+        if time is None:
+            return self.model_.pairs(i, j)
+        if isinstance(time, str) and frame_kind(X) is not None and time in names_of(X):
+            time = columns_of(X)[time]
+        if np.ndim(time) == 0:
+            return self.model_.pairs(i, j, np.full(len(i), as_times([time], 1)[0]))
+        return self.model_.pairs(i, j, as_times(time, len(i)))
+
+    def _located(self, rows: Any, columns: Any) -> tuple[Codes, Codes]:
+        """Numbers of pairs, with a warning where most of them are unknown."""
+        i, j = self._locate(rows, "row"), self._locate(columns, "column")
+        for name, codes in (("row", i), ("column", j)):
+            unknown = int((codes < 0).sum())
+            if self.unseen == "prior" and len(codes) >= _MANY and unknown > len(codes) / 2:
+                warn(
+                    f"the {name} ids of {unknown} of {len(codes)} pairs were not seen in fit and are predicted as "
+                    f"average ones; if these are folds of ratings sorted by {name}, shuffle them: KFold(shuffle=True)"
+                )
+        return i, j
+
+    def _locate(self, ids: Any, side: str) -> Codes:
+        return self.model_.locate(ids, side, self.unseen)
+
+    def _check_error_bars(self, what: str) -> None:
+        if self.model_.inference == "point":
+            raise ValueError(
+                f"{what} needs inference='variational': a point estimate has no error bars"
+            )
+
+    def recommend(
+        self,
+        ids: Any = None,
+        k: int = 10,
+        *,
+        candidates: Any = None,
+        exclude_seen: bool = True,
+        by: str = "mean",
+        seed: int | None = None,
+    ) -> Any:
+        """The columns with the largest predictions for some rows.
+
+        Args:
+            ids: one row id, a sequence of them, or None for all rows; one that was never seen gets what an average row
+                would, or nothing, with a warning, if ``unseen`` is ``nan``.
+            k: how many columns for each row.
+            candidates: the ids of the columns to choose from; all if not given.
+            exclude_seen: whether columns in which the row has a value are left out.
+            by: ``mean``; ``upper``, the 95 % quantile of the expected score, which favours what is not known yet; or
+                ``sample``, one draw from the posterior (Thompson sampling).
+            seed: of the draw; a new one every time if not given.
+
+        Returns:
+            A data frame of row id, column id and ``prediction`` (that of ``predict``), best first within each row;
+            fewer than ``k`` of a row if there are no more. What ``upper`` and ``sample`` rank by is the column
+            ``score``. The frame is of the library of the data frame that was fitted, else of polars.
+        """
+        model = self._fitted()
+        rows = model.row_ids.labels if ids is None else [ids] if np.ndim(ids) == 0 else ids
+        i = np.arange(len(rows)) if ids is None else self._locate(rows, "row")
+        if self.unseen == "nan" and (i < 0).any():
+            every = np.asarray(rows, dtype=object)
+            unknown, rows, i = every[i < 0], every[i >= 0], i[i >= 0]
+            warn(
+                f"{counted(len(unknown), 'row id was', 'row ids were')} not seen in fit and get no list "
+                f"(unseen='nan'), the first is {unknown[0]!r}"
+            )
+        options = {"candidates": candidates, "exclude_seen": exclude_seen, "by": by, "seed": seed}
+        return self._best(model, i, rows, k, options)
+
+    def _best(
+        self, model: CompletionModel, i: Codes, rows: Any, k: int, options: dict[str, Any]
+    ) -> Any:
+        """Lists for rows, with their ids if there are any."""
+        k = validation.integer(1)("k", k)
+        by = validation.choice(*BY)("by", options["by"])
+        if by != "mean":
+            self._check_error_bars(f"by={by!r}")
+        options = options | {"seed": validation.draw_seed(options["seed"])}
+        options["candidates"] = self._candidates(options["candidates"])
+        found = best_columns(model, i, k, **options)
+        predictions = model.pairs(i[found.place], found.columns).predict(clip=self._clips)
+        owner = {} if rows is None else {self.names_[0]: np.asarray(rows)[found.place]}
+        items = {self.names_[1]: model.column_ids.decode(found.columns)}
+        scores = {} if by == "mean" else {"score": found.scores}
+        return self._output(owner | items | {"prediction": predictions} | scores)
+
+    def _candidates(self, ids: Any) -> Codes | None:
+        """The numbers of the known ones among candidates."""
+        if ids is None:
+            return None
+        chosen = np.unique(self._locate(ids, "column"))
+        chosen = chosen[chosen >= 0]
+        if not len(chosen):
+            raise ValueError(
+                "none of the candidates was seen in fit, there is nothing to recommend"
+            )
+        return chosen
+
+    def _output(self, columns: dict[str, Any]) -> Any:
+        return make_frame(self.frame_ or "polars", columns)
+
+    def recommend_new(
+        self,
+        ratings: Any,
+        k: int = 10,
+        *,
+        candidates: Any = None,
+        exclude_seen: bool = True,
+        by: str = "mean",
+        seed: int | None = None,
+    ) -> Any:
+        """Recommend to rows that were not in the fit, from a few of their values; the model does not change.
+
+        ``ratings`` are ``{column id: value}`` of one new row, or a data frame of entries as for ``fit`` of several;
+        unknown columns are left out, with a warning. The other arguments are those of ``recommend``, whose frame this
+        returns; of one new row without the column of row ids.
+        """
+        self._fitted()
+        options = {"candidates": candidates, "exclude_seen": exclude_seen, "by": by, "seed": seed}
+        if isinstance(ratings, Mapping):
+            values = numbers(list(ratings.values()), "ratings")
+            model, _ = self._folded(None, list(ratings), values)
+            return self._best(model, np.zeros(1, dtype=np.int64), None, k, options)
+        entries = self._read_more(ratings)
+        model, rows = self._folded(entries.rows, entries.columns, entries.values)
+        return self._best(model, np.arange(len(rows)), rows, k, options)
+
+    def _folded(self, rows: Any, columns: Any, values: Floats) -> tuple[CompletionModel, Any]:
+        """A model of new rows, or of one without an id; columns that were not seen are left out, with a warning."""
+        if not np.isfinite(values).all():
+            raise ValueError(f"the values must be finite, got {values[~np.isfinite(values)][0]}")
+        index, i = IdIndex.fit(np.zeros(len(values), dtype=np.int64) if rows is None else rows)
+        known = (j := self._locate(columns, "column")) >= 0
+        if not known.all():
+            first = np.asarray(columns, dtype=object)[~known][0]
+            if not known.any():
+                raise ValueError(
+                    f"none of the rated column ids was seen in fit, the first is {first!r}: nothing is known"
+                )
+            unknown = counted(int((~known).sum()), "rated column id was", "rated column ids were")
+            warn(f"{unknown} not seen in fit and left out, of {len(known)}; the first is {first!r}")
+        ids = index, self.model_.column_ids
+        i, j, values = merge(i[known], j[known], values[known], self.duplicates, ids)
+        count = 1 if rows is None else len(index)
+        return with_new_rows(self.model_, count, i, j, values), index.labels
+
+    def predict_new(
+        self, rated: Any, values: Any, wanted: Any, *, return_std: bool = False
+    ) -> Floats | tuple[Floats, Floats]:
+        """Predict for a new row from a few of its values, without changing the model.
+
+        Args:
+            rated: the ids of the columns in which the row has values; unknown ones are left out, with a warning.
+            values: these values.
+            wanted: the ids of the columns to predict.
+            return_std: whether standard deviations are returned as well.
+
+        Returns:
+            The predictions, or predictions and standard deviations.
+        """
+        self._fitted()
+        given = numbers(values, "values")
+        if len(rated) != len(given):
+            raise ValueError(
+                f"rated and values must have one length, got {len(rated)} and {len(given)}"
+            )
+        model, _ = self._folded(None, rated, given)
+        j = self._locate(wanted, "column")
+        return self._predict(model.pairs(np.zeros_like(j), j), return_std)
+
+    def similar(self, ids: Any, k: int = 10, *, of: str = "columns") -> Any:
+        """The columns that are rated most like others: correlation of their predicted values, apart from level.
+
+        Args:
+            ids: one id, or a sequence of them.
+            k: how many for each.
+            of: ``columns`` or ``rows``.
+
+        Returns:
+            A data frame of the id, the ``similar`` id and the ``similarity``, best first.
+        """
+        model, k = self._fitted(), validation.integer(1)("k", k)
+        side = ("rows", "columns").index(validation.choice("rows", "columns")("of", of))
+        asked = [ids] if np.ndim(ids) == 0 else ids
+        index = model.ids[side]
+        members = index.encode(asked)
+        if (members < 0).any():
+            unknown = np.asarray(asked, dtype=object)[members < 0]
+            raise ValueError(
+                f"{counted(len(unknown), f'{of[:-1]} id was', f'{of[:-1]} ids were')} not seen in fit, the first is "
+                f"{unknown[0]!r}: there is nothing to compare"
+            )
+        place, found, similarity = most_similar(model, members, k, side=side)
+        own = index.decode(members[place])
+        return self._output(
+            {self.names_[side]: own, "similar": index.decode(found), "similarity": similarity}
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model into a folder: ``model.safetensors`` and a readable ``model.json``; no pickle.
+
+        Args:
+            path: the folder; it is made if it does not exist.
+        """
+        arrays, meta = pack(self._fitted())
+        params = validation.saved_parameters(self.get_params(deep=False))
+        meta |= {"estimator": type(self).__name__, "params": params, **self._learnt()}
+        save_folder(path, KIND, arrays, meta, version=VERSION)
+
+    def _learnt(self) -> dict[str, Any]:
+        """What a file keeps besides the model and the parameters."""
+        return {"names": list(self.names_), "frame": self.frame_}
+
+    def _recall(self, meta: Mapping[str, Any]) -> None:
+        """Take back what ``_learnt`` gave."""
+        names, frame = meta.get("names"), meta.get("frame")
+        if not (
+            isinstance(names, list)
+            and len(names) == 3
+            and all(isinstance(name, str) for name in names)
+        ):
+            raise ValueError(f"names are {str(names)[:40]!r}, three names are expected")
+        if frame is not None and frame not in FRAMES:
+            raise ValueError(f"frame is {str(frame)[:40]!r}")
+        self._set_names(Entries([], [], np.zeros(0), (names[0], names[1], names[2]), frame))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, device: str | None = None) -> Any:
+        """Read a model that ``save`` wrote.
+
+        Args:
+            path: the folder.
+            device: where the model is to compute.
+
+        Returns:
+            The fitted estimator, of the class that was saved.
+        """
+        arrays, meta = load_folder(path, KIND, version=VERSION)
+        with sound(model_file(path), KIND):
+            model = unpack(arrays, meta, str(validation.torch_device()("device", device)))
+            made = _class_named(meta.get("estimator"))
+            params = validation.loaded_parameters(meta.get("params"), made._checks)
+            estimator = made(**params)
+            estimator.device = device
+            estimator._recall(meta)
+        estimator._adopt(model)
+        return estimator
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Plain arrays and numbers, so that any pickler (mlflow, skops, joblib) can take them."""
+        state = dict(super().__getstate__())
+        if (model := state.pop("model_", None)) is not None:
+            arrays, meta = pack(model)
+            state |= {"model_arrays_": arrays, "model_meta_": meta}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        arrays, meta = state.pop("model_arrays_", None), state.pop("model_meta_", None)
+        super().__setstate__(state)
+        if arrays is not None:
+            self._adopt(unpack(arrays, meta))
+
+    offset_ = property(lambda self: float(self._fitted().center))
+    row_ids_ = property(lambda self: self._fitted().row_ids.labels)
+    column_ids_ = property(lambda self: self._fitted().column_ids.labels)
+    row_factors_ = property(lambda self: factors(self._fitted(), 0)[0])
+    column_factors_ = property(lambda self: factors(self._fitted(), 1)[0])
+    row_offsets_ = property(lambda self: factors(self._fitted(), 0)[1])
+    column_offsets_ = property(lambda self: factors(self._fitted(), 1)[1])
+    row_covariances_ = property(lambda self: factors(self._fitted(), 0)[2])
+    column_covariances_ = property(lambda self: factors(self._fitted(), 1)[2])
+
+    def inner_product_vectors(self) -> tuple[Floats, Floats]:
+        """Vectors for a nearest-neighbour index: their inner products are the scores, offsets included.
+
+        Returns:
+            One float32 vector per row and one per column, in the order of ``row_ids_`` and ``column_ids_``.
+        """
+        return inner_product_vectors(self._fitted())
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.input_tags.string = True
+        tags.input_tags.categorical = True
+        tags.input_tags.allow_nan = True
+        tags.target_tags.required = False
+        return tags
+
+
+def _class_named(name: Any) -> type[CompletionBase]:
+    """The class of a model file."""
+    if name not in _HOMES:
+        raise ValueError(f"estimator is {str(name)[:40]!r}, one of {', '.join(_HOMES)} is expected")
+    module = importlib.import_module(f"fisherfold.completion.{_HOMES[name]}")
+    found: type[CompletionBase] = getattr(module, name)
+    return found
