@@ -192,9 +192,7 @@ def methods(damping: float, x: Tensor) -> dict[str, Callable[[int, Tensor, Tenso
     found = {"SGD": first_order(model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9))}
     for direction in ("gradient", "spectral", "natural"):
         model = fresh()
-        optimizer = SphereOptimizer(
-            model, lr=0.01, direction=direction, every=INTERVAL, example_input=x
-        )
+        optimizer = SphereOptimizer(model, lr=0.01, direction=direction, every=INTERVAL)
         found[f"SphereOptimizer, {direction}"] = first_order(model, optimizer)
     model = fresh()
     found["MKFAC"] = first_order(

@@ -112,7 +112,7 @@ def sgd(model: nn.Module, lr: float, _: Tensor) -> Any:
 
 
 def spheres(**options: Any) -> Maker:
-    return lambda model, lr, x: SphereOptimizer(model, lr, example_input=x, **options)
+    return lambda model, lr, x: SphereOptimizer(model, lr, **options)
 
 
 def adamw(model: nn.Module, lr: float, _: Tensor) -> Any:
@@ -143,8 +143,8 @@ METHODS: dict[str, dict[str, tuple[Maker, tuple[float, ...]]]] = {
         "SOAP": (soap, (2e-3, 4e-3, 8e-3)),
         "Muon (torch)": (torch_muon, (4e-3, 8e-3, 1.6e-2)),
         "SphereOptimizer": (
-            lambda m, lr, x: SphereOptimizer(m, rest_lr=lr, weight_decay=0.05, invariant="none"),
-            (4e-3, 8e-3, 1.6e-2),
+            lambda m, lr, x: SphereOptimizer(m, lr, weight_decay=0.05),
+            (0.01, 0.02, 0.04),
         ),
     },
 }

@@ -68,7 +68,7 @@ def main() -> Figure:
     torch.manual_seed(0)
     model, twin = network(), network()
     twin.load_state_dict(model.state_dict())
-    opt = fisherfold.SphereOptimizer(model, lr=0.02, example_input=x[:32])
+    opt = fisherfold.SphereOptimizer(model, lr=0.02)
     print(opt.report())
     ours = train(model, opt, x[:1200], y[:1200])
     theirs = train(

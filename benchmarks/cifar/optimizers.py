@@ -187,7 +187,6 @@ def build(
         "rest_lr": given["rest_lr"],
         "rest": "sgd",
         "weight_decay": decay,
-        "example_input": example,
     }
     makers: dict[str, Callable[[], torch.optim.Optimizer]] = {
         "sgd": lambda: torch.optim.SGD(
@@ -198,7 +197,7 @@ def build(
         "soap": lambda: Soap(parameters(), lr, decay),
         "sgdp": lambda: _peer("SGDP")(model, given),
         "adamp": lambda: _peer("AdamP")(model, given),
-        "drop-in": lambda: SphereOptimizer(model, lr, example_input=example),
+        "drop-in": lambda: SphereOptimizer(model, lr),
         "spectral": lambda: SphereOptimizer(model, lr, direction="spectral", **spheres),
         "gradient": lambda: SphereOptimizer(model, lr, direction="gradient", **spheres),
         "natural": lambda: SphereOptimizer(

@@ -254,7 +254,7 @@ def test_classes_may_be_in_the_second_axis_of_sequences():
 @pytest.mark.parametrize("kind", ["sum", "micro-batches"])
 def test_a_loss_that_is_no_mean_is_said_once(kind):
     net = bn_net()
-    optimizer = MKFAC(net, every=1, manifold_lr=1e-4, lr=1e-6)
+    optimizer = MKFAC(net, every=1, manifold_lr=1e-4, lr=1e-6, example_input=torch.randn(8, 6))
 
     def steps():
         for _ in range(4):
@@ -284,7 +284,7 @@ def test_a_grad_scaler_and_clipping_do_not_change_the_curvature(clip, relative):
         optimizer = (
             SphereOptimizer(model, direction="natural", every=1)
             if relative
-            else MKFAC(model, every=1)
+            else MKFAC(model, every=1, example_input=torch.randn(8, 6))
         )
         scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale > 1)
         x, y = torch.randn(32, 6), torch.randint(3, (32,))
@@ -327,7 +327,7 @@ def test_factors_are_those_at_unit_norm():
     for scale in (1.0, 7.0):
         twin = copy.deepcopy(net)
         twin[0].weight.data.mul_(scale)
-        optimizer = MKFAC(twin, every=0)
+        optimizer = MKFAC(twin, every=0, example_input=torch.randn(8, 6))
         optimizer.refresh([(x, y)], F.cross_entropy)
         found.append(factors(optimizer)["0.weight"])
     for one, other in zip(*found, strict=True):
@@ -395,7 +395,10 @@ def bn_net():
 @pytest.mark.parametrize(
     ("natural", "gradient"),
     [
-        (lambda net: MKFAC(net, damping=1e9, every=1), SGDG),
+        (
+            lambda net: MKFAC(net, damping=1e9, every=1, example_input=torch.randn(8, 6)),
+            lambda net: SGDG(net, example_input=torch.randn(8, 6)),
+        ),
         (
             lambda net: SphereOptimizer(net, direction="natural", damping=1e9, every=1, rest="sgd"),
             lambda net: SphereOptimizer(net, direction="gradient", rest="sgd"),
@@ -429,7 +432,7 @@ def test_curvature_collects_itself_and_is_silent_in_evaluation():
 
 def test_steps_are_continuous_when_curvature_arrives():
     net = bn_net()
-    optimizer = MKFAC(net, damping=3e-3, every=1)
+    optimizer = MKFAC(net, damping=3e-3, every=1, example_input=torch.randn(8, 6))
     sizes = []
     for _ in range(4):
         before = net[0].weight.detach().clone()
@@ -461,7 +464,7 @@ def test_checkpointed_layers_autocast_and_frozen_weights_are_collected():
             )
 
     net = Net()
-    optimizer = SphereOptimizer(net, direction="natural", every=1, example_input=torch.randn(8, 6))
+    optimizer = SphereOptimizer(net, direction="natural", every=1)
     with torch.autocast("cpu", torch.bfloat16):
         train(net, optimizer, steps=3)
     assert {n for n, e in optimizer._curved().items() if "A" in optimizer.state[e.parameter]} == {
@@ -472,7 +475,7 @@ def test_checkpointed_layers_autocast_and_frozen_weights_are_collected():
 
 def test_refresh_depends_on_its_batches_alone():
     net = bn_net()
-    optimizer = MKFAC(net, every=0)
+    optimizer = MKFAC(net, every=0, example_input=torch.randn(8, 6))
     batches = [(torch.randn(32, 6), torch.randint(3, (32,)))] * 32
     optimizer.refresh(batches, F.cross_entropy)
     expected = factors(optimizer)["0.weight"]
@@ -486,7 +489,7 @@ def test_refresh_depends_on_its_batches_alone():
 
 def test_refresh_leaves_the_model_alone():
     net = bn_net().eval()
-    optimizer = MKFAC(net, every=0)
+    optimizer = MKFAC(net, every=0, example_input=torch.randn(8, 6))
     before = {n: t.clone() for n, t in net.state_dict().items()}
     x, y = torch.randn(32, 6), torch.randint(3, (32,))
     optimizer.refresh([(x, y)], nn.CrossEntropyLoss(), sampler="mc")
@@ -494,7 +497,7 @@ def test_refresh_leaves_the_model_alone():
     assert not net.training
     assert all(p.grad is None for p in net.parameters())
     with pytest.raises(ValueError, match="nothing to refresh"):
-        SGDG(net).refresh([(x, y)], nn.CrossEntropyLoss())
+        SGDG(net, example_input=x).refresh([(x, y)], nn.CrossEntropyLoss())
     with pytest.raises(ValueError, match="no way is known to sample"):
         optimizer.refresh([(x, y)], nn.HuberLoss(), sampler="mc")
 
@@ -525,7 +528,7 @@ def test_inverses_are_renewed_in_their_memory_for_captured_graphs(monkeypatch):
     assert not torch.equal(state["left"], left)
     for name in ("is_initialized", "is_current_stream_capturing"):
         monkeypatch.setattr(torch.cuda, name, lambda: True)
-    preset = MKFAC(net, every=1)
+    preset = MKFAC(net, every=1, example_input=torch.randn(8, 6))
     before = [p.detach().clone() for p in net.parameters()]
     with pytest.raises(RuntimeError, match="cannot be captured in a CUDA graph"):
         train(net, preset, steps=1)
@@ -570,9 +573,9 @@ def test_groups_that_ask_for_curvature_get_it_or_an_error():
     optimizer = SphereOptimizer(model, direction="natural", every=1)
     for group in optimizer.param_groups:  # what a user does who moves a weight to another group
         kept = [i for i, p in enumerate(group["params"]) if p is not head.weight]
-        for key in ("params", "param_names", "spheres", "splits"):
+        for key in ("params", "param_names", "spheres", "layouts"):
             group[key] = [group[key][i] for i in kept]
     optimizer.add_param_group({"params": [("1.weight", head.weight)], "rule": "kfac"})
     head.requires_grad_(True)
     train(model, optimizer, steps=3)
-    assert "curvature: 2 of 2 weights" in optimizer.report()
+    assert "curvature: 3 of 3 weights" in optimizer.report()

@@ -30,11 +30,14 @@ def step(net, optimizer, x=X):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lr": 0.0}, "lr must be above 0, got 0.0"),
-        ({"lr": -1.0}, "lr must be above 0, got -1.0"),
-        ({"lr": float("nan")}, "lr must be above 0, got nan"),
-        ({"lr": True}, "lr must be above 0, got True"),
-        ({"rest_lr": 0}, "rest_lr must be above 0"),
+        ({"lr": -1.0}, "lr must be at least 0, got -1.0"),
+        ({"lr": float("nan")}, "lr must be at least 0, got nan"),
+        ({"lr": True}, "lr must be at least 0, got True"),
+        ({"rest_lr": -1}, "rest_lr must be at least 0"),
+        ({"betas": (0.9, 1.0)}, "betas must be at least 0 and below 1, got 1.0"),
+        ({"eps": 0.0}, "eps must be above 0"),
+        ({"ns_steps": 0}, "ns_steps must be a whole number above 0"),
+        ({"total_steps": 0}, "total_steps must be above 0"),
         ({"momentum": 1.0}, "momentum must be at least 0 and below 1, got 1.0"),
         ({"weight_decay": -1e-4}, "weight_decay must be at least 0"),
         ({"damping": 0.0}, "damping must be above 0"),
@@ -44,15 +47,9 @@ def step(net, optimizer, x=X):
             "direction must be one of 'spectral', 'gradient', 'natural', got 'adam'",
         ),
         ({"rest": "lion"}, "rest must be one of"),
-        ({"invariant": "guess"}, "invariant must be 'probe', 'modules', 'none' or a mapping"),
-        ({"invariant": "probe"}, "needs example_input"),
-        ({"invariant": {"5.weight": "row"}}, "names no parameters of the model: 5.weight"),
-        ({"invariant": {"0.weight": 3}}, "divides the rows"),
-        ({"invariant": {"0.bias": "row"}}, "two or more dimensions"),
-        (
-            {"example_input": torch.zeros(4, 7)},
-            r"example_input \(shapes \[\(4, 7\)\]\) was rejected by Sequential",
-        ),
+        ({"overrides": {"5.weight": "row"}}, "no parameters of the model: 5.weight"),
+        ({"overrides": {"0.weight": 3}}, "divides the rows"),
+        ({"overrides": {"0.bias": "row"}}, "two or more dimensions"),
     ],
 )
 def test_options_out_of_range(options, message):
@@ -77,7 +74,8 @@ def test_bare_parameters(kind):
 @pytest.mark.parametrize("kind", [SphereOptimizer, MKFAC, KFAC, SGDG])
 def test_gradients_that_are_not_finite(kind, value):
     net = bn_net()
-    optimizer = kind(net)
+    options = {} if kind in (SphereOptimizer, KFAC) else {"example_input": X}
+    optimizer = kind(net, **options)
     step(net, optimizer)
     before = [p.detach().clone() for p in net.parameters()]
     F.cross_entropy(net(X), Y).backward()
@@ -91,47 +89,96 @@ def test_gradients_that_are_not_finite(kind, value):
     step(net, optimizer)
 
 
-@pytest.mark.parametrize("kind", [SphereOptimizer, MKFAC, SGDG])
-@pytest.mark.parametrize("example", [X, None])
-def test_a_model_without_normalisation(kind, example):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "needs example_input"),
+        ({"invariant": {"9.weight": "row"}}, "no parameters of the model: 9.weight"),
+        (
+            {"example_input": torch.zeros(4, 7)},
+            r"example_input \(shapes \[\(4, 7\)\]\) was rejected by Sequential",
+        ),
+    ],
+)
+@pytest.mark.parametrize("kind", [MKFAC, SGDG])
+def test_presets_need_an_example_or_names(kind, options, message):
+    with pytest.raises(ValueError, match=message):
+        kind(bn_net(), **options)
+
+
+@pytest.mark.parametrize("kind", [MKFAC, SGDG])
+def test_presets_for_a_model_without_normalisation(kind):
     net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-    with pytest.warns(
-        UserWarning, match="no weight of Sequential was found to be scale invariant"
-    ) as caught:
-        optimizer = kind(net, example_input=example)
+    with pytest.warns(UserWarning, match="no weight of Sequential .* scale invariant") as caught:
+        optimizer = kind(net, example_input=X)
     assert len(caught) == 1
     step(net, optimizer)
-    assert ("give example_input" in str(caught[0].message)) == (example is None)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        kind(net, invariant="none")
+    kind(net, invariant="none")
 
 
-def test_a_model_that_has_changed():
+def test_a_model_without_hidden_matrices():
+    with pytest.warns(UserWarning, match="Linear has no hidden matrix: all of it gets adamw"):
+        optimizer = SphereOptimizer(nn.Linear(6, 3))
+    assert {g["rule"] for g in optimizer.param_groups if g["params"]} == {"adamw"}
+    with pytest.raises(ValueError, match="must have parameters"):
+        SphereOptimizer(nn.ReLU())
+
+
+def test_a_head_that_is_exchanged_is_adopted():
     net = bn_net()
     optimizer = SphereOptimizer(net)
-    net[3] = nn.Linear(8, 3)
-    with pytest.warns(UserWarning, match="the model has changed since .* does not move 3.weight"):
+    for _ in range(3):
         step(net, optimizer)
+    net[3] = nn.Linear(8, 5)
+    before = net[3].weight.detach().clone()
+    with pytest.warns(UserWarning, match="3.weight, 3.bias of the model is a new parameter"):
+        step(net, optimizer)
+    assert not torch.equal(net[3].weight, before)
+    step(net, optimizer)
+    assert optimizer.state[net[3].weight]["step"] == 2
+    assert any(p is net[3].bias for g in optimizer.param_groups for p in g["params"])
 
 
-def test_batch_norms_in_evaluation_mode():
+def test_parameters_that_are_new_are_reported():
     net = bn_net()
     optimizer = SphereOptimizer(net)
-    net[1].eval()
-    with pytest.warns(
-        UserWarning, match=r"batch norms are in evaluation mode while training \(1\)"
-    ):
+    step(net, optimizer)
+    net.append(nn.Linear(3, 3))
+    net[0].weight.requires_grad_(False)
+    with pytest.warns(UserWarning, match=r"does not move: 4\.weight, 4\.bias; use add_param_group"):
         step(net, optimizer)
-    for _ in range(120):  # an error if it warned again
+    optimizer.add_param_group({"params": net[4].parameters()})
+    before = net[4].weight.detach().clone()
+    step(net, optimizer)
+    assert not torch.equal(net[4].weight, before)
+    assert optimizer.param_groups[-1]["param_names"] == ["4.weight", "4.bias"]
+    assert optimizer.param_groups[-1]["lr"] == pytest.approx(0.005)
+
+
+def test_one_rate_for_all_groups_is_reported():
+    net = bn_net()
+    optimizer = SphereOptimizer(net)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=0.1, total_steps=10, cycle_momentum=False
+    )
+    with pytest.warns(UserWarning, match=r"pass a list, as in OneCycleLR"):
         step(net, optimizer)
+    schedule.step()
+    step(net, optimizer)  # an error if it warned again
+
+
+@pytest.mark.parametrize("lr", [0.0])
+def test_a_rate_of_zero_moves_nothing(lr):
+    net = bn_net()
+    optimizer = SphereOptimizer(net, lr)
+    before = [p.detach().clone() for p in net.parameters()]
+    step(net, optimizer)
+    assert all(torch.equal(p, old) for p, old in zip(net.parameters(), before, strict=True))
 
 
 def test_weight_decay_on_spheres_is_ignored_with_one_warning():
     net = bn_net()
-    with pytest.warns(
-        UserWarning, match="weight decay has no meaning for weights on spheres"
-    ) as caught:
+    with pytest.warns(UserWarning, match="weights on spheres keep their norms") as caught:
         optimizer = SphereOptimizer(
             [{"params": [net[0].weight], "rule": "spheres", "weight_decay": 0.1}], 0.02
         )
@@ -139,13 +186,15 @@ def test_weight_decay_on_spheres_is_ignored_with_one_warning():
     assert optimizer.param_groups[0]["weight_decay"] == 0.0
 
 
-def test_rows_of_zero_are_not_put_on_spheres():
+@pytest.mark.parametrize("kind", ["row", "all"])
+def test_rows_of_zero_get_adamw(kind):
+    """A weight that starts at zero, as those of residual branches and adapters do, has no direction."""
     net = bn_net()
     with torch.no_grad():
-        net[0].weight[2] = 0.0
+        net[0].weight[2 if kind == "row" else slice(None)] = 0.0
         net[1].bias.fill_(0.5)
-    with pytest.warns(UserWarning, match="0.weight has rows of zero"):
-        optimizer = SphereOptimizer(net)
+    optimizer = SphereOptimizer(net, overrides={"3.weight": "row"})
+    assert "0.weight   8×6    adamw" in optimizer.report()
     step(net, optimizer)
     assert float(net[0].weight[2].detach().norm()) > 0
 
@@ -168,10 +217,16 @@ def test_states_of_other_models():
     damaged["state"][0]["momentum"][0, 0] = math.nan
     with pytest.raises(ValueError, match=r"momentum of 0\.weight is not finite"):
         optimizer.load_state_dict(damaged)
+    with pytest.raises(ValueError, match=r"another optimizer: rule='adamw' where 'sgd' is expec"):
+        SphereOptimizer(net, rest="sgd").load_state_dict(optimizer.state_dict())
+    old = copy.deepcopy(optimizer.state_dict())
+    for group in old["param_groups"]:
+        del group["format"]
+        group["splits"] = group.pop("layouts")
     with pytest.raises(
-        ValueError, match=r"another optimizer: rule='spheres' where 'muon' is expected"
+        ValueError, match=r"was written by fisherfold 0\.2.*start the optimizer anew"
     ):
-        SphereOptimizer(net, invariant="none").load_state_dict(optimizer.state_dict())
+        optimizer.load_state_dict(old)
     with pytest.raises(
         ValueError, match=r"another optimizer: direction='spectral' where 'gradient' is expected"
     ):
@@ -179,35 +234,10 @@ def test_states_of_other_models():
     assert all(torch.equal(v, before[k]) for k, v in optimizer.state[net[0].weight].items())
 
 
-def test_names_in_a_mapping_override_what_is_found():
-    net = bn_net()
-    optimizer = SphereOptimizer(net, invariant={"3.weight": "none"})
-    assert optimizer.findings["0.weight"].kind == "row"
-    with pytest.warns(UserWarning, match="nothing is on spheres"):
-        SphereOptimizer(nn.Sequential(nn.Linear(6, 3)), invariant="modules")
-    assert SphereOptimizer(net, invariant={"0.weight": "none"}).findings["0.weight"].kind == "none"
-
-
-def test_a_model_that_cannot_be_traced():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.map, self.norm, self.head = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
-
-        def forward(self, x):
-            h = self.norm(self.map(x))
-            return self.head(h if h.sum() > 0 else -h)
-
-    with pytest.warns(UserWarning, match="give example_input"):
-        SphereOptimizer(Net())
-    net = Net()
-    step(net, SphereOptimizer(net, example_input=X))
-
-
 def test_parameters_without_gradients_and_frozen_ones_stay():
     net = bn_net()
     net[0].weight.requires_grad_(False)
-    optimizer = SphereOptimizer(net, example_input=X)
+    optimizer = SphereOptimizer(net)
     frozen = net[0].weight.detach().clone()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -220,7 +250,7 @@ def test_parameters_without_gradients_and_frozen_ones_stay():
 
 def test_sparse_gradients():
     net = nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Flatten(), nn.Linear(8, 3))
-    optimizer = SphereOptimizer(net, invariant="none")
+    optimizer = SphereOptimizer(net, overrides={"2.weight": "adamw"})
     net(torch.zeros(2, 2, dtype=torch.int64)).sum().backward()
     with pytest.raises(ValueError, match="sparse=False"):
         optimizer.step()

@@ -16,13 +16,14 @@ from torch.optim.swa_utils import AveragedModel
 
 from fisherfold.optim import KFAC, MKFAC, SGDG, SphereOptimizer
 
+ROWS = {"0.weight": "row"}
 MAKERS = {
     "spectral": lambda net: SphereOptimizer(net),
     "gradient": lambda net: SphereOptimizer(net, direction="gradient", rest="sgd"),
     "natural": lambda net: SphereOptimizer(net, direction="natural", every=2),
-    "mkfac": lambda net: MKFAC(net, damping=0.1, every=2, rest="kfac"),
+    "mkfac": lambda net: MKFAC(net, damping=0.1, every=2, rest="kfac", invariant=ROWS),
     "kfac": lambda net: KFAC(net, damping=0.1, every=2),
-    "sgdg": lambda net: SGDG(net),
+    "sgdg": lambda net: SGDG(net, invariant=ROWS),
 }
 
 
@@ -61,7 +62,6 @@ def same(net, twin):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", MAKERS)
 def test_resuming_is_exact_to_the_bit(name, dtype):
-
     net = bn_net(dtype)
     optimizer = MAKERS[name](net)
     train(net, optimizer, 7, 1)

@@ -74,7 +74,7 @@ def test_optimizers(kind):
             nn.Linear(8, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3)
         )
         x, y = torch.randn(64, 8), torch.randint(3, (64,))
-        options = {} if kind is KFAC else {"example_input": x[:8]}
+        options = {} if kind in (KFAC, SphereOptimizer) else {"example_input": x[:8]}
         optimizer = kind(model, lr=0.05, **options)
         for _ in range(6):
             optimizer.zero_grad()

@@ -90,7 +90,7 @@ def race_networks(*, epochs: int = 4, seeds: int = 3) -> list[Race]:
         return [
             best(
                 "SphereOptimizer, angle",
-                lambda net, rate: SphereOptimizer(net, lr=rate, example_input=x[train[:16]]),
+                lambda net, rate: SphereOptimizer(net, lr=rate),
                 (0.04, 0.08, 0.16),
                 epochs,
             ),

@@ -1,7 +1,7 @@
-"""Optimizers for networks with normalisation layers, in the form of ``torch.optim``."""
+"""Optimizers for networks, in the form of ``torch.optim``."""
 
 from fisherfold.optim.integrations import TrainerFactory, param_groups, register_with_timm
-from fisherfold.optim.invariance import Finding, find_scale_invariant, guess_from_structure
+from fisherfold.optim.invariance import Finding, find_scale_invariant
 from fisherfold.optim.optimizer import SphereOptimizer
 from fisherfold.optim.presets import KFAC, MKFAC, SGDG
 
@@ -13,7 +13,6 @@ __all__ = [
     "SphereOptimizer",
     "TrainerFactory",
     "find_scale_invariant",
-    "guess_from_structure",
     "param_groups",
     "register_with_timm",
 ]

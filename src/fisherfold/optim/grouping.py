@@ -7,34 +7,29 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from fisherfold.optim.directions import DIRECTIONS
-from fisherfold.optim.distributed import is_sharded
-from fisherfold.optim.invariance import Finding, find_scale_invariant, guess_from_structure
+from fisherfold.optim.invariance import find_scale_invariant
+from fisherfold.optim.layout import Layout, layout_of
+from fisherfold.optim.roles import Use, findings_of
 from fisherfold.warn import warn
 
-REST = ("auto", "adamw", "sgd", "muon", "kfac")
-RULES = ("spheres", "adamw", "sgd", "muon", "kfac")
-RATES = {"adamw": 2e-3, "muon": 2e-3, "sgd": 0.05, "kfac": 0.05}
-MATRICES = (nn.Linear, nn.modules.conv._ConvNd)
-LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
+DIRECTIONS = ("spectral", "gradient", "natural")
+REST = ("adamw", "sgd", "kfac")
+RULES = ("spheres", *REST)
+# Rates of the rest for SGD, and the share of the angle for AdamW: in long and in short runs, over the root of their
+# number of steps in between.
+SGD_RATE = 0.05
+LONG, SHORT, PER_ROOT = 0.1, 0.5, 7.0
+UNKNOWN = 0.25
+# Of the state of an optimizer; 0.2 wrote none.
+FORMAT = 3
 
 
-class Entry(NamedTuple):
-    """A parameter with what its group says about it."""
+class Treatment(NamedTuple):
+    """How a parameter is moved: on so many spheres, or on none."""
 
-    parameter: nn.Parameter
-    name: str
     spheres: int
-    splits: int
-
-
-def entries_of(group: Mapping[str, Any]) -> list[Entry]:
-    """The entries of a group."""
-    names = group.get("param_names") or [f"parameter {i}" for i in range(len(group["params"]))]
-    return [
-        Entry(*e)
-        for e in zip(group["params"], names, group["spheres"], group["splits"], strict=True)
-    ]
+    layout: Layout
+    reason: str
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -48,165 +43,116 @@ def unwrap(model: nn.Module) -> nn.Module:
             return model
 
 
-def findings_of(
+def treatments_of(
+    model: nn.Module, overrides: Mapping[str, str | int], flow: Mapping[int, Use] | None = None
+) -> dict[str, Treatment]:
+    """The one rule: hidden matrices are on spheres, row by row."""
+    found = {}
+    for name, finding in findings_of(model, flow).items():
+        rows = finding.layout.matrices * finding.layout.rows
+        spheres = rows if finding.role == "hidden" else 0
+        found[name] = Treatment(spheres, finding.layout, finding.reason)
+    return found | _named(model, overrides, found)
+
+
+def probed(
     model: nn.Module, invariant: str | Mapping[str, str | int] | None, example_input: Any
-) -> dict[str, Finding]:
-    """What is known about the scale invariance of every parameter."""
-    if isinstance(invariant, Mapping):
-        return {**findings_of(model, None, example_input), **_named(model, invariant)}
-    if invariant is None:
-        invariant = "modules" if example_input is None else "probe"
-    if invariant == "probe":
-        if example_input is None:
-            raise ValueError(
-                "invariant='probe' needs example_input, a batch that the model accepts"
-            )
-        return find_scale_invariant(model, example_input)
-    if invariant == "modules":
-        return guess_from_structure(model)
-    if invariant == "none":
-        return {
-            name: Finding("none", 0, "invariant='none'") for name, _ in model.named_parameters()
-        }
-    raise ValueError(
-        f"invariant must be 'probe', 'modules', 'none' or a mapping from names to kinds, got {invariant!r}"
-    )
+) -> dict[str, Treatment]:
+    """The paper's rule: scale-invariant weights are on spheres, found by the probe."""
+    named = invariant if isinstance(invariant, Mapping) else {}
+    found = {
+        name: Treatment(0, layout_of(p, None, name), "invariant='none'")
+        for name, p in model.named_parameters()
+    }
+    if example_input is not None and invariant != "none":
+        for name, finding in find_scale_invariant(model, example_input).items():
+            found[name] = Treatment(finding.spheres, found[name].layout, finding.reason)
+    elif not named and invariant != "none":
+        raise ValueError(
+            "the probe for scale-invariant weights needs example_input, a batch that the model accepts; or pass "
+            "invariant={name: 'row', ...} or 'none'"
+        )
+    found |= _named(model, named, found)
+    for name, p in model.named_parameters():
+        spheres, layout, _ = found[name]
+        if spheres and not bool((p.detach().reshape(spheres, -1).abs().amax(1) > 0).all()):
+            found[name] = Treatment(0, layout, "has rows of zero, which have no direction")
+    return found
 
 
-def _named(model: nn.Module, kinds: Mapping[str, str | int]) -> dict[str, Finding]:
+def _named(
+    model: nn.Module, kinds: Mapping[str, str | int], known: Mapping[str, Treatment]
+) -> dict[str, Treatment]:
     parameters = dict(model.named_parameters())
     unknown = [name for name in kinds if name not in parameters]
     if unknown:
-        raise ValueError(f"invariant names no parameters of the model: {', '.join(unknown)}")
+        raise ValueError(
+            f"no parameters of the model: {', '.join(unknown)}; see named_parameters()"
+        )
     found = {}
     for name, kind in kinds.items():
-        parameter = parameters[name]
-        rows = len(parameter) if parameter.ndim else 0
-        named = {"row": rows, "tensor": 1, "none": 0}
-        spheres = named.get(kind, kind) if isinstance(kind, str) else kind
-        if (
-            not isinstance(spheres, int)
-            or spheres < 0
-            or (spheres and (parameter.ndim < 2 or len(parameter) % spheres))
-        ):
+        parameter, layout = parameters[name], known[name].layout
+        rows = layout.matrices * layout.rows
+        named = {"row": rows, "tensor": 1, "adamw": 0, "none": 0}
+        spheres = named.get(kind, -1) if isinstance(kind, str) else kind
+        if spheres < 0 or (spheres and (parameter.ndim < 2 or rows % spheres)):
             raise ValueError(
-                f"invariant[{name!r}] must be 'row', 'tensor', 'none' or a number of spheres that divides the rows of "
-                f"a weight with two or more dimensions, got {kind!r} for shape {tuple(parameter.shape)}"
+                f"{name!r} must be 'row', 'tensor', 'adamw' or a number of spheres that divides the rows of a "
+                f"weight with two or more dimensions, got {kind!r} for shape {tuple(parameter.shape)}"
             )
-        word = (
-            "none"
-            if not spheres
-            else "row"
-            if spheres == len(parameter)
-            else "tensor"
-            if spheres == 1
-            else "group"
-        )
-        found[name] = Finding(word, spheres, "given by the user")  # type: ignore[arg-type]
+        found[name] = Treatment(spheres, layout, "by name")
     return found
 
 
-def split_of(model: nn.Module) -> dict[str, int]:
-    """Into how many matrices the rows of each weight fall: groups of convolutions, queries, keys and values."""
-    found = {}
-    for prefix, module in model.named_modules():
-        for key, parameter in module._parameters.items():
-            name = f"{prefix}.{key}" if prefix else key
-            if parameter is None or parameter.ndim < 2:
-                continue
-            joint = key == "in_proj_weight" or prefix.split(".")[-1] in {
-                "qkv",
-                "in_proj",
-                "query_key_value",
-            }
-            if isinstance(module, nn.modules.conv._ConvNd) and not module.transposed:
-                found[name] = module.groups
-            elif joint and len(parameter) == 3 * parameter.shape[1]:
-                found[name] = 3
-    return found
-
-
-def hidden_matrices(model: nn.Module) -> set[str]:
-    """Weights of linear maps that are neither an embedding nor the last layer: those that Muon is for."""
-    shared = {id(m.weight) for m in model.modules() if isinstance(m, LOOKUPS)}
-    found: list[tuple[str, Tensor]] = []
-    for prefix, module in model.named_modules():
-        linear = isinstance(module, MATRICES) or type(module).__name__ == "Conv1D"
-        for key, parameter in module._parameters.items():
-            wanted = (linear and key == "weight") or (
-                isinstance(module, nn.MultiheadAttention) and "proj" in key
-            )
-            if (
-                wanted
-                and parameter is not None
-                and parameter.ndim >= 2
-                and min(parameter.flatten(1).shape) > 1
-            ):
-                found.append((f"{prefix}.{key}" if prefix else key, parameter))
-    return {name for name, parameter in found[:-1] if id(parameter) not in shared}
+def rest_rate(lr: float, rest: str, total_steps: int | None) -> float:
+    """The rate of the rest where none is given: short runs need larger ones."""
+    if rest != "adamw":
+        return SGD_RATE
+    share = UNKNOWN if total_steps is None else min(SHORT, max(LONG, PER_ROOT / total_steps**0.5))
+    return lr * share
 
 
 def groups_of(
     model: nn.Module,
-    findings: Mapping[str, Finding],
+    treatments: Mapping[str, Treatment],
     *,
-    lr: float | None,
+    rates: Mapping[str, float | None],
     rest: str,
-    rest_lr: float | None,
     weight_decay: float | None,
+    scales: Mapping[str, float] | None = None,
 ) -> list[dict[str, Any]]:
-    """Parameter groups: spheres, hidden matrices, other matrices, and vectors without weight decay."""
-    hidden, splits = hidden_matrices(model), split_of(model)
-    named: dict[str, list[tuple[str, nn.Parameter]]] = {
-        "spheres": [],
-        "hidden": [],
-        "matrices": [],
-        "vectors": [],
-    }
+    """Parameter groups: spheres, other matrices, and vectors without weight decay; for each scale of rates."""
+    scales = scales or {}
+    members: dict[tuple[float, str], list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in model.named_parameters():
-        finding = findings.get(name)
-        spheres = finding.spheres if finding else 0
-        if spheres and not _directed(parameter, spheres):
-            warn(
-                f"{name} has rows of zero or NaN, which have no direction: it is not put on spheres"
-            )
-            spheres = 0
-        kind = (
-            "spheres"
-            if spheres
-            else "hidden"
-            if name in hidden
-            else "matrices"
-            if parameter.ndim > 1
-            else "vectors"
-        )
-        named[kind].append((name, parameter))
-    other = "sgd" if rest in {"sgd", "kfac"} else "adamw"
-    rules = {"spheres": "spheres", "hidden": other, "matrices": other, "vectors": other}
-    if rest in {"muon", "kfac"}:
-        rules["hidden"] = rest
-    if rest == "kfac":
-        rules["matrices"] = "kfac"
-    groups: list[dict[str, Any]] = []
-    for kind, members in named.items():
-        if not members:
-            continue
-        group: dict[str, Any] = {"params": members, "rule": rules[kind]}
-        group["spheres"] = [findings[n].spheres if kind == "spheres" else 0 for n, _ in members]
-        group["splits"] = [splits.get(n, 1) for n, _ in members]
-        group["lr"] = (
-            lr if kind == "spheres" else rest_lr if rest_lr is not None else RATES[rules[kind]]
-        )
-        group["weight_decay"] = 0.0 if kind in {"spheres", "vectors"} else weight_decay
+        prefixes = [key for key in scales if name == key or name.startswith(key + ".")]
+        scale = scales[max(prefixes, key=len)] if prefixes else 1.0
+        kind = "matrices" if parameter.ndim > 1 else "vectors"
+        kind = "spheres" if treatments[name].spheres else kind
+        # where the data flow moves a weight to, there is a group
+        for needed in ("spheres", "matrices") if kind != "vectors" else ("vectors",):
+            members.setdefault((scale, needed), [])
+        members[scale, kind].append((name, parameter))
+    groups = []
+    for scale, kind in sorted(members, key=lambda key: (-key[0], list(RATES).index(key[1]))):
+        named = members[scale, kind]
+        rule = "spheres" if kind == "spheres" else rest
+        rule = "sgd" if rule == "kfac" and kind == "vectors" else rule
+        rate = rates["lr" if kind == "spheres" else "rest_lr"]
+        group: dict[str, Any] = {"params": named, "rule": rule, "kind": kind}
+        if not named:
+            group["param_names"] = []
+        group["spheres"] = [treatments[name].spheres for name, _ in named]
+        group["layouts"] = [tuple(treatments[name].layout) for name, _ in named]
+        group["lr"] = None if rate is None else rate * scale
+        if scales and rate is None:  # the schedulers of timm multiply by it
+            group["lr_scale"] = scale
+        group["weight_decay"] = weight_decay if kind == "matrices" else 0.0
         groups.append(group)
     return groups
 
 
-def _directed(parameter: Tensor, spheres: int) -> bool:
-    if parameter.is_meta or is_sharded(parameter):
-        return True
-    largest = parameter.detach().reshape(spheres, -1).abs().amax(dim=1)
-    return bool(((largest > 0) & largest.isfinite()).all())
+RATES = {"spheres": "lr", "matrices": "rest_lr", "vectors": "rest_lr"}
 
 
 def filled(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -214,22 +160,28 @@ def filled(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, A
     given, group = group, {**defaults, **group}
     params = group["params"]
     group["params"] = params = [params] if isinstance(params, Tensor) else list(params)
-    if group["rule"] not in RULES:
-        raise ValueError(f"rule must be one of {', '.join(RULES)}, got {group['rule']!r}")
+    choice("rule", group["rule"], RULES)
     choice("direction", group["direction"], DIRECTIONS)
-    check_number("lr", group["lr"], above=0.0)
+    if given.get("lr") is None:
+        group["lr"] = defaults["lr" if group["rule"] == "spheres" else "rest_lr"]
+    check_number("lr", group["lr"], least=0.0)
     check_number("momentum", group["momentum"], least=0.0, below=1.0)
     check_number("weight_decay", group["weight_decay"], least=0.0)
     check_number("damping", group["damping"], above=0.0)
+    check_number("eps", group["eps"], above=0.0)
+    for beta in group["betas"]:
+        check_number("betas", beta, least=0.0, below=1.0)
+    if not isinstance(group["ns_steps"], int) or group["ns_steps"] < 1:
+        raise ValueError(f"ns_steps must be a whole number above 0, got {group['ns_steps']!r}")
     weights = [p[1] if isinstance(p, tuple) else p for p in params]
-    rows = [len(w) if group["rule"] == "spheres" else 0 for w in weights]
+    layouts = [tuple(layout_of(w, None, "")) for w in weights]
+    rows = [a * b if group["rule"] == "spheres" else 0 for a, b, _ in layouts]
     group["spheres"] = list(group.get("spheres") or rows)
-    group["splits"] = list(group.get("splits") or [1] * len(params))
+    group["layouts"] = list(group.get("layouts") or layouts)
+    group.setdefault("kind", "spheres" if group["rule"] == "spheres" else "matrices")
     if group["rule"] == "spheres" and group["weight_decay"]:
         if given.get("weight_decay"):
-            warn(
-                "weight decay has no meaning for weights on spheres, whose norms are fixed; it is ignored there"
-            )
+            warn("weights on spheres keep their norms: their weight_decay is ignored")
         group["weight_decay"] = 0.0
     return group
 

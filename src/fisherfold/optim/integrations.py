@@ -10,38 +10,63 @@ from typing import Any
 
 from torch import nn
 
-from fisherfold.optim.grouping import findings_of, groups_of, unwrap
+from fisherfold.optim.grouping import groups_of, treatments_of, unwrap
 from fisherfold.optim.optimizer import SphereOptimizer
+
+
+class Groups(list[dict[str, Any]]):
+    """Parameter groups that know their model, whose data flow the optimizer looks at."""
+
+    model: nn.Module
 
 
 def param_groups(
     model: nn.Module,
     *,
     lr: float | None = None,
-    rest: str = "muon",
     rest_lr: float | None = None,
     weight_decay: float | None = None,
-    invariant: str | Mapping[str, str | int] | None = None,
-    example_input: Any = None,
-) -> list[dict[str, Any]]:
+    layer_decay: float | None = None,
+    overrides: Mapping[str, str | int] | None = None,
+) -> Groups:
     """Parameter groups that ``SphereOptimizer`` takes in place of a model, such as for timm's ``param_group_fn``.
 
     Args:
         model: the module.
         lr: the angle per step; that of the optimizer if not given.
-        rest: as for ``SphereOptimizer``.
         rest_lr: as for ``SphereOptimizer``.
         weight_decay: of matrices that are not on spheres; that of the optimizer if not given.
-        invariant: as for ``SphereOptimizer``.
-        example_input: as for ``SphereOptimizer``.
+        layer_decay: the factor of both rates from each layer to the one before it, for a model of timm; it is the entry
+            ``lr_scale`` of the groups, which the schedulers of timm read.
+        overrides: as for ``SphereOptimizer``.
 
     Returns:
         The groups, with the names of parameters.
     """
     model = unwrap(model)
-    found = findings_of(model, invariant, example_input)
-    groups = groups_of(model, found, lr=lr, rest=rest, rest_lr=rest_lr, weight_decay=weight_decay)
-    return [{key: value for key, value in group.items() if value is not None} for group in groups]
+    scales = {} if layer_decay is None else _layer_scales(model, layer_decay)
+    found = treatments_of(model, overrides or {})
+    groups = groups_of(
+        model,
+        found,
+        rates={"lr": lr, "rest_lr": rest_lr},
+        rest="adamw",
+        weight_decay=weight_decay,
+        scales=scales,
+    )
+    kept = Groups({k: v for k, v in group.items() if v is not None} for group in groups)
+    kept.model = model
+    return kept
+
+
+def _layer_scales(model: nn.Module, decay: float) -> dict[str, float]:
+    """The factor of every parameter, from the layers that timm knows."""
+    from timm.models import group_parameters
+
+    matcher: Any = model.group_matcher
+    layers: dict[str, int] = group_parameters(model, matcher(coarse=False), reverse=True)
+    last = max(layers.values())
+    return {name: decay ** (last - layer) for name, layer in layers.items()}
 
 
 class TrainerFactory:

@@ -1,78 +1,69 @@
-"""SphereOptimizer: one ``torch.optim.Optimizer`` for all parameters of a network with normalisation layers.
+"""SphereOptimizer: one ``torch.optim.Optimizer`` for all parameters of a network.
 
-Weights that the network sees only up to scale are moved on spheres by angles, along a direction made of the momentum:
-
-    B ← μB + r ∇W,      D = P_W( direction(r ∇W + μB) ),      W ← R_W(-lr D),
-
-with r the norms of the rows (blocks) of W, P_W the projection to the tangent space and R_W a rotation by ``lr`` radians
-(``spheres``). Everything else gets AdamW, SGD, orthogonalised or Kronecker-factored steps (``rest``).
+Hidden matrices keep the norms of their rows and turn by an angle ``lr`` per step along their orthogonalised momentum
+(``spheres``, ``spectral``); embeddings, heads, recurrent weights and vectors get AdamW (``rest``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fisherfold.optim import averaging, grouping, loading, rest
 from fisherfold.optim import report as reports
-from fisherfold.optim import rest
 from fisherfold.optim.curvature.collecting import Curvature
-from fisherfold.optim.directions import DIRECTIONS
 from fisherfold.optim.distributed import any_process, is_sharded, local
-from fisherfold.optim.grouping import (
-    REST,
-    Entry,
-    check_number,
-    choice,
-    entries_of,
-    filled,
-    findings_of,
-    groups_of,
-    unwrap,
-)
-from fisherfold.optim.invariance import Finding
-from fisherfold.optim.spheres import Spheres, rotate_all_
+from fisherfold.optim.grouping import check_number, choice, filled, unwrap
+from fisherfold.optim.layout import Entry, entries_of
+from fisherfold.optim.roles import FlowHooks
+from fisherfold.optim.spheres import MAX_ANGLE, momentum_, rotate_
+from fisherfold.optim.stacks import Held, Stack, spectral, stacks_of
 from fisherfold.warn import warn
 
 NARROW = (torch.bfloat16, torch.float16)
-LOOK_EVERY = 50  # steps between looks at the model as a whole
-BatchNorms = nn.modules.batchnorm._BatchNorm
+# Steps between looks at the model as a whole.
+LOOK_EVERY = 50
+OWN = ("model", "overrides", "curvature", "total_steps", "average", "_said", "_seen", "_reasons")
 
 
 class SphereOptimizer(torch.optim.Optimizer):
-    """A drop-in optimizer for networks with normalisation layers; the training loop stays as it is.
+    """A drop-in optimizer with one rate for every network; the training loop stays as it is.
 
-    Weights that are scale invariant, since a normalisation follows, are found by probing the model with
-    ``example_input``, or guessed from its structure. Their step is an angle per row: ``lr`` is in radians, and
-    schedulers change it as usual. All other weights get the optimizer ``rest`` with its own rate, as further parameter
-    groups. Norms of rows are kept; nothing is rescaled, and buffers are never touched.
+    Hidden matrices (convolutions, linear maps, fused queries, keys and values, experts) turn by the angle ``lr`` per
+    step, in radians, row by row, along their orthogonalised momentum; the norms of rows stay. Embeddings, heads,
+    recurrent weights and vectors get AdamW at ``rest_lr``. Which parameter is what is found from the types of modules
+    and from the data flow of the first forward pass; ``report()`` tells.
 
     Args:
         model: a module, wrapped by DDP or ``torch.compile`` or not; or parameter groups from
             ``fisherfold.optim.param_groups``.
-        lr: the angle, in radians, by which every row on a sphere rotates per step.
+        lr: the angle, in radians, by which every row of a hidden matrix turns per step; about 0.002 for fine-tuning.
         direction: ``"spectral"`` (orthogonalised momentum), ``"gradient"``, or ``"natural"`` (Kronecker-factored
             Fisher information, which collects itself).
-        rest: ``"adamw"``, ``"sgd"``, ``"muon"`` (orthogonalised steps for hidden matrices, AdamW for embeddings, the
-            last layer and vectors) or ``"kfac"``; ``"auto"`` is ``"muon"``.
-        rest_lr: the rate of the rest: that of AdamW for ``"adamw"`` and ``"muon"`` (2e-3 by default), that of SGD for
-            ``"sgd"`` and ``"kfac"`` (0.05).
-        momentum: of spheres, SGD and orthogonalised steps.
-        weight_decay: of matrices that are not on spheres; vectors have none.
+        rest: what all else gets: ``"adamw"``, ``"sgd"`` or ``"kfac"``.
+        rest_lr: its rate; by default ``lr / 4`` for AdamW, with ``total_steps`` between ``lr / 2`` for short and
+            ``lr / 10`` for long runs, and 0.05 for the others.
+        momentum: of hidden matrices and of SGD.
+        weight_decay: of heads, embeddings and other matrices that are not on spheres.
+        betas: of AdamW.
+        eps: of AdamW.
+        ns_steps: the number of Newton-Schulz iterations.
+        total_steps: lets all rates rise over the first tenth of so many steps and fall to zero at the end, without a
+            scheduler.
+        average: keep an average of the weights, which ``averaged()`` puts in their place.
+        overrides: how parameters are treated, by name: ``"row"``, ``"tensor"`` (one sphere) or ``"adamw"``.
+        lr_scales: factors of both rates by the names of modules or parameters, for layer-wise rates.
         damping: of the natural direction, relative to the mean eigenvalue of each Kronecker factor.
         every: steps between collections of curvature; 0 leaves it to ``refresh``.
-        invariant: ``"probe"``, ``"modules"`` (guess from the structure), ``"none"``, or a mapping from names of
-            parameters to ``"row"``, ``"tensor"``, ``"none"`` or a number of spheres; by default ``"probe"`` where there
-            is an example input, else ``"modules"``.
-        example_input: a batch for the probe: a tensor, a tuple of arguments or a mapping of keyword arguments.
         process_group: whose ranks share curvature; the default group if there is one.
 
     Raises:
         TypeError: if it is given parameters that say nothing about the model.
-        ValueError: if an option is out of range, or the model rejects the example.
+        ValueError: if an option is out of range.
 
     Example:
         >>> import torch
@@ -80,7 +71,7 @@ class SphereOptimizer(torch.optim.Optimizer):
         >>> _ = torch.manual_seed(0)
         >>> net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
         >>> x, y = torch.randn(64, 8), torch.randint(3, (64,))
-        >>> opt = SphereOptimizer(net, lr=0.02, example_input=x)
+        >>> opt = SphereOptimizer(net, lr=0.02)
         >>> for _ in range(50):
         ...     opt.zero_grad()
         ...     loss = nn.functional.cross_entropy(net(x), y)
@@ -101,57 +92,110 @@ class SphereOptimizer(torch.optim.Optimizer):
         lr: float = 0.02,
         *,
         direction: str = "spectral",
-        rest: str = "auto",
+        rest: str = "adamw",
         rest_lr: float | None = None,
         momentum: float = 0.9,
         weight_decay: float = 0.01,
+        betas: tuple[float, float] = (0.9, 0.99),
+        eps: float = 1e-8,
+        ns_steps: int = 5,
+        total_steps: int | None = None,
+        average: bool = False,
+        overrides: Mapping[str, str | int] | None = None,
+        lr_scales: Mapping[str, float] | None = None,
         damping: float = 0.1,
         every: int = 10,
-        invariant: str | Mapping[str, str | int] | None = None,
-        example_input: Any = None,
         process_group: Any = None,
     ) -> None:
-        choice("direction", direction, DIRECTIONS)
-        choice("rest", rest, REST)
-        check_number("lr", lr, above=0.0)
+        choice("direction", direction, grouping.DIRECTIONS)
+        choice("rest", rest, grouping.REST)
+        check_number("lr", lr, least=0.0)
         check_number("every", every, least=0)
-        if rest_lr is not None:
-            check_number("rest_lr", rest_lr, above=0.0)
-        rest = "muon" if rest == "auto" else rest
-        self.model = unwrap(model) if isinstance(model, nn.Module) else None
-        self.findings: dict[str, Finding] = {}
+        if total_steps is not None:
+            check_number("total_steps", total_steps, above=0)
+        if rest_lr is None:
+            rest_lr = grouping.rest_rate(lr, rest, total_steps)
+        check_number("rest_lr", rest_lr, least=0.0)
+        self.total_steps = total_steps
+        self.average = average
         self._said: set[str] = set()
+        # what the checks of the last step have seen: the number of parameters without a gradient
+        self._seen: int = -1
+        self.overrides = dict(overrides or {})
+        self._flow: FlowHooks | None = None
+        self._reasons: dict[str, str] = {}
         groups: Any = model
-        if self.model is not None:
-            self.findings = findings_of(self.model, invariant, example_input)
-            if not isinstance(invariant, Mapping) and invariant != "none":
-                self._warn_without_spheres(rest, example_input)
-            groups = groups_of(
-                self.model,
-                self.findings,
-                lr=lr,
+        self.model = (
+            unwrap(model) if isinstance(model, nn.Module) else getattr(model, "model", None)
+        )
+        if isinstance(model, nn.Module):
+            if next(model.parameters(), None) is None:
+                raise ValueError(f"model must have parameters, {type(model).__name__} has none")
+            treatments = self._treatments()
+            groups = grouping.groups_of(
+                self.model,  # type: ignore[arg-type]
+                treatments,
+                rates={"lr": lr, "rest_lr": rest_lr},
                 rest=rest,
-                rest_lr=rest_lr,
                 weight_decay=weight_decay,
+                scales=lr_scales,
             )
+            on_spheres = any(t.spheres for t in treatments.values())
+            if self._finds_roles and not (on_spheres or overrides):
+                warn(f"{type(self.model).__name__} has no hidden matrix: all of it gets {rest}")
         else:
             groups = _given_groups(groups, type(self).__name__)
         defaults: dict[str, Any] = {
             "lr": lr,
+            "rest_lr": rest_lr,
             "momentum": momentum,
             "weight_decay": weight_decay,
+            "betas": betas,
+            "eps": eps,
+            "ns_steps": ns_steps,
             "damping": damping,
-        }
-        defaults |= {
             "rule": "adamw",
             "direction": direction,
             "nesterov": self._nesterov,
             "steps": 0,
             "due": 0,
+            "format": grouping.FORMAT,
         }
         super().__init__(groups, defaults)
+        for group in self.param_groups:
+            group["own_lr"] = group["lr"]
         self.curvature = Curvature(every, process_group, relative=self._relative, mean=self._mean)
         self._follow()
+        self._watch(model)
+
+    # ------------------------------------------------------------------ treatment of parameters
+
+    _finds_roles = True
+
+    def _treatments(self, flow: Any = None) -> dict[str, grouping.Treatment]:
+        """How each parameter is treated, by name."""
+        assert self.model is not None
+        found = grouping.treatments_of(self.model, self.overrides, flow)
+        self._reasons = {name: treatment.reason for name, treatment in found.items()}
+        return found
+
+    def _watch(self, model: Any) -> None:
+        """Look at the data flow of the next forward passes."""
+        hidden = hasattr(model, "_orig_mod") or any(
+            is_sharded(e.parameter) for e in self._entries()
+        )
+        if self.model is not None and self._finds_roles and not hidden:
+            self._flow = FlowHooks(self.model)
+
+    def _settle(self) -> None:
+        """Move parameters between groups as the data flow of the first forward passes says."""
+        if self._flow is None:
+            return
+        hooks, self._flow = self._flow, None
+        flow = hooks.finish()
+        if flow:
+            loading.regroup(self, self._treatments(flow))
+            self._follow()
 
     def _follow(self) -> None:
         curved = self._curved()
@@ -163,26 +207,39 @@ class SphereOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles hold."""
-        own = {name: vars(self)[name] for name in ("model", "findings", "curvature", "_said")}
-        return {**super().__getstate__(), **own}
+        return {**super().__getstate__(), **{name: vars(self)[name] for name in OWN}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        if "_flow" not in vars(self):
+            self._flow = None
+            if "model" in vars(self) and not self.state:
+                self._watch(self.model)
         if "curvature" in vars(self):
             self.curvature.prepare(self.param_groups[0])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; its entry ``"rule"`` decides how it is treated.
+        """Add a group, as for any optimizer: of AdamW at ``rest_lr``, unless its entry ``"rule"`` says otherwise.
 
         Args:
-            param_group: as for any optimizer; ``"rule"`` is ``"spheres"`` (on the unit rows of each weight, unless
-                ``"spheres"`` lists other numbers), ``"adamw"`` (the default), ``"sgd"``, ``"muon"`` or ``"kfac"``.
+            param_group: as for any optimizer; ``"rule"`` is ``"spheres"`` (every weight row by row), ``"adamw"``,
+                ``"sgd"`` or ``"kfac"``.
 
         Raises:
             ValueError: if an entry is out of range.
         """
-        super().add_param_group(filled(param_group, self.defaults))
+        param_group = filled(param_group, self.defaults)
+        named = bool(self.param_groups) and "param_names" in self.param_groups[0]
+        if named and not all(isinstance(p, tuple) for p in param_group["params"]):
+            names = {id(p): name for name, p in self.model.named_parameters()} if self.model else {}
+            start = sum(len(g["params"]) for g in self.param_groups)
+            param_group["params"] = [
+                (names.get(id(p), f"added.{start + i}"), p)
+                for i, p in enumerate(param_group["params"])
+            ]
+        super().add_param_group(param_group)
         if "curvature" in vars(self):
+            param_group["own_lr"] = param_group["lr"]
             self._follow()
 
     # ------------------------------------------------------------------ step
@@ -199,6 +256,7 @@ class SphereOptimizer(torch.optim.Optimizer):
 
         Raises:
             FloatingPointError: if a gradient is not finite; parameters are unchanged.
+            ValueError: if a gradient is sparse or complex.
             RuntimeError: if a preset with curvature is captured in a CUDA graph.
         """
         loss = None
@@ -211,96 +269,88 @@ class SphereOptimizer(torch.optim.Optimizer):
     # eager under ``torch.compile(opt.step)`` too: hooks come and go, and checks read values
     @torch._disable_dynamo  # type: ignore[attr-defined]
     def _update(self) -> None:
+        self._settle()
+        first = self.param_groups[0]
+        steps = first["steps"] + 1
+        self._look_at_model(steps)
         self._check_gradients()
         if not self._relative and self.curvature.layers and _capturing():
             raise RuntimeError(
                 f"{type(self).__name__} cannot be captured in a CUDA graph: the shapes of its inverses change; use "
                 "SphereOptimizer(direction='natural'), whose inverses stay in their memory"
             )
-        steps = self.param_groups[0]["steps"] + 1
-        if steps == 1 or steps % LOOK_EVERY == 0:
-            self._look_at_model()
         self.curvature.take_up(self, steps)
+        factor = averaging.rate_factor(steps, self.total_steps)
         for group in self.param_groups:
             entries = [entry for entry in entries_of(group) if entry.parameter.grad is not None]
             if entries:
-                self._step_group(group, entries)
-        self.param_groups[0]["steps"] = steps
-        self.curvature.prepare(self.param_groups[0])
+                self._step_group(group, entries, factor * group["lr"], steps)
+        first["steps"] = steps
+        self.curvature.prepare(first)
 
-    def _step_group(self, group: dict[str, Any], entries: list[Entry]) -> None:
+    def _step_group(
+        self, group: dict[str, Any], entries: list[Entry], rate: float | Tensor, steps: int
+    ) -> None:
         rule, parameters = group["rule"], [entry.parameter for entry in entries]
         weights = [self._weight(p) for p in parameters]
+        states = [self._state(p, rule) for p in parameters]
         if rule == "spheres":
-            self._on_spheres(group, entries, weights)
+            self._on_spheres(group, entries, weights, rate)
         else:
             gradients = [p.grad.to(w.dtype) for p, w in zip(parameters, weights, strict=True)]  # type: ignore[union-attr]
-            states = [self._state(p, rule) for p in parameters]
             if rule == "adamw":
-                rest.adamw_step(weights, gradients, states, group)
-            elif rule == "sgd":
-                rest.sgd_step(weights, gradients, states, group)
-            elif rule == "kfac":
-                rest.sgd_step(
-                    weights, self._directions("natural", gradients, entries), states, group
-                )
+                rest.adamw_step(weights, gradients, states, group, rate)
             else:
-                self._orthogonal(group, entries, weights, gradients, states)
+                if rule == "kfac":
+                    gradients = [
+                        self._natural(e, g) for e, g in zip(entries, gradients, strict=True)
+                    ]
+                rest.sgd_step(weights, gradients, states, group, rate)
         for parameter, weight in zip(parameters, weights, strict=True):
             if weight is not parameter:
                 parameter.copy_(weight)
+        if self.average:
+            averaging.take_up(states, weights, steps)
 
     def _on_spheres(
-        self, group: dict[str, Any], entries: list[Entry], weights: list[Tensor]
+        self, group: dict[str, Any], entries: list[Entry], weights: list[Tensor], rate: Any
     ) -> None:
         """Momentum at unit norm, direction, rotation."""
-        geometries = [
-            Spheres(weight, entry) for weight, entry in zip(weights, entries, strict=True)
+        held = [Held(entry, weight) for entry, weight in zip(entries, weights, strict=True)]
+        stacks = stacks_of(held, [self.state[entry.parameter] for entry in entries])
+        for stack in stacks:
+            m, w, g = (stack.blocks(t) for t in (stack.momentum, stack.weights, stack.gradients))
+            nesterov = group["nesterov"]
+            update, stack.share = momentum_(m, w, g, group["momentum"], nesterov=nesterov)
+            stack.update = update.view_as(stack.momentum)
+        for stack, direction in zip(stacks, self._directions(group, stacks), strict=True):
+            angle = rate * stack.share if self._by_angle else rate
+            weight = stack.blocks(stack.weights)
+            angle = rotate_(weight, stack.blocks(direction), angle, by_angle=self._by_angle)
+            self._check_angle(angle)
+            stack.store()
+
+    def _directions(self, group: dict[str, Any], stacks: list[Stack]) -> list[Tensor]:
+        if group["direction"] == "spectral":
+            return spectral(stacks, group["ns_steps"])
+        if group["direction"] == "gradient":
+            return [stack.update for stack in stacks]
+        return [
+            torch.cat(
+                [
+                    self._natural(h.entry, u).view_as(u)
+                    for h, u in zip(stack.held, stack.parts(stack.update), strict=True)
+                ]
+            )
+            for stack in stacks
         ]
-        momenta = []
-        for entry, geometry in zip(entries, geometries, strict=True):
-            scaled = geometry.at_unit_norm(entry.parameter.grad)  # type: ignore[arg-type]
-            buffer = local(self._state(entry.parameter, "sgd")["momentum"])
-            torch.add(scaled, buffer, alpha=group["momentum"], out=buffer)
-            momenta.append(
-                scaled.add_(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer
-            )
-        directions = self._directions(group["direction"], momenta, entries)
-        arranged = [g.arrange(d) for g, d in zip(geometries, directions, strict=True)]
-        for device in {g.blocks.device for g in geometries}:
-            here = [
-                (g, d)
-                for g, d in zip(geometries, arranged, strict=True)
-                if g.blocks.device == device
-            ]
-            blocks, radii = [g.blocks for g, _ in here], [g.radius for g, _ in here]
-            rotate_all_(blocks, [d for _, d in here], radii, group["lr"], by_angle=self._by_angle)
-        for geometry in geometries:
-            geometry.store()
 
-    def _orthogonal(
-        self,
-        group: dict[str, Any],
-        entries: list[Entry],
-        weights: list[Tensor],
-        gradients: list[Tensor],
-        states: list[dict[str, Tensor]],
-    ) -> None:
-        momenta = []
-        for gradient, state in zip(gradients, states, strict=True):
-            buffer = state["momentum"].mul_(group["momentum"]).add_(gradient)
-            momenta.append(
-                local(
-                    gradient.add(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer
-                )
-            )
-        directions = self._directions("spectral", momenta, entries)
-        shapes = [(len(e.parameter) // e.splits, e.parameter[0].numel()) for e in entries]
-        rest.orthogonal_step([local(w) for w in weights], directions, shapes, group)
-
-    def _directions(self, name: str, momenta: list[Tensor], entries: list[Entry]) -> list[Tensor]:
-        inverses = [self.curvature.inverse(self.state[entry.parameter]) for entry in entries]
-        return DIRECTIONS[name](momenta, entries, inverses)
+    def _natural(self, entry: Entry, update: Tensor) -> Tensor:
+        """The damped inverse of a weight applied, if it has one."""
+        inverse = self.curvature.inverse(self.state[entry.parameter])
+        if inverse is None:
+            return update
+        return inverse.apply(update.reshape(len(entry.parameter), -1)).reshape(update.shape)
 
     def _weight(self, parameter: nn.Parameter) -> Tensor:
         """The parameter, or its copy in float32 where steps would be lost in its rounding."""
@@ -320,6 +370,7 @@ class SphereOptimizer(torch.optim.Optimizer):
             like = torch.zeros_like(
                 parameter,
                 dtype=torch.float32 if parameter.dtype in NARROW else None,
+                memory_format=torch.contiguous_format,
                 requires_grad=False,
             )
             state.update(rest.new_adam_state(like) if rule == "adamw" else {"momentum": like})
@@ -334,10 +385,17 @@ class SphereOptimizer(torch.optim.Optimizer):
         gradients = [g for _, g in pairs]
         if not gradients or _capturing():
             return
-        if any(g.is_sparse for g in gradients):
-            raise ValueError(
-                "sparse gradients are not supported: build the embedding with sparse=False"
-            )
+        for entry, g in pairs:
+            if g.is_sparse:
+                raise ValueError(
+                    f"the gradient of {entry.name} is sparse, which is not supported: build the embedding with "
+                    "sparse=False"
+                )
+            if g.is_complex():
+                raise ValueError(
+                    f"the gradient of {entry.name} is complex, which is not supported: keep the parameter as "
+                    "torch.view_as_real of it"
+                )
         sizes = torch._foreach_norm(gradients, float("inf"))
         bad = not bool(
             torch.isfinite(torch.stack([s.float().to(sizes[0].device) for s in sizes])).all()
@@ -357,48 +415,75 @@ class SphereOptimizer(torch.optim.Optimizer):
             "gradients, or use torch.amp.GradScaler with float16"
         )
 
-    def _warn_without_spheres(self, rest: str, example_input: Any) -> None:
-        if not any(finding.spheres for finding in self.findings.values()):
-            hint = (
-                ""
-                if example_input is not None
-                else "give example_input to let the model be probed, or "
-            )
-            warn(
-                f"no weight of {type(self.model).__name__} was found to be scale invariant, as weights in front of "
-                f"normalisation layers are: nothing is on spheres, the angle has no effect, and all parameters get "
-                f"rest={rest!r}; {hint}pass invariant='none' if that is meant"
+    def _warn_once(self, key: str, message: str) -> None:
+        if key not in self._said:
+            self._said.add(key)
+            warn(message)
+
+    def _check_angle(self, angles: Tensor) -> None:
+        if angles.is_cuda or "angle" in self._said or not angles.numel():
+            return
+        largest = float(angles.max())
+        if largest > MAX_ANGLE:
+            self._warn_once(
+                "angle",
+                f"rows would turn by {largest:.2g} radians in a step, and turn by {MAX_ANGLE}: lower lr, which is an "
+                "angle",
             )
 
-    def _look_at_model(self) -> None:
-        """Warn of a model that is no longer the one that the optimizer was made for."""
+    def _look_at_model(self, steps: int) -> None:
+        """Take up parameters that have been exchanged, and warn of what is not as it was."""
+        missing = sum(e.parameter.grad is None for e in self._entries())
+        changed, self._seen = missing != self._seen, missing
+        if not changed and steps % LOOK_EVERY:
+            return
+        if self.total_steps is not None and steps > self.total_steps:
+            self._warn_once("over", f"total_steps={self.total_steps} are over: rates are 0")
+        self._check_rates()
         if self.model is None:
             return
-        own = {id(e.parameter) for e in self._entries()}
-        named = self.model.named_parameters()
-        lost = [n for n, p in named if p.requires_grad and p.grad is not None and id(p) not in own]
-        if lost and not self._said & {"lost"}:
-            self._said.add("lost")
+        adopted, lost = loading.adopt(self)
+        if adopted:
             warn(
-                f"the model has changed since its optimizer was made, which does not move {', '.join(lost[:3])}"
+                f"{', '.join(adopted[:3])} of the model is a new parameter, and is trained from now on"
             )
-        frozen = [
-            n
-            for n, m in self.model.named_modules()
-            if isinstance(m, BatchNorms) and m.track_running_stats and not m.training
-        ]
-        if (
-            frozen
-            and not self._said & {"frozen"}
-            and any(group["rule"] == "spheres" for group in self.param_groups)
-        ):
-            self._said.add("frozen")
-            warn(
-                f"batch norms are in evaluation mode while training ({', '.join(frozen[:3])}), so that the weights "
-                "before them are not scale invariant; call model.train(), or pass invariant={name: 'none', ...}"
+        if lost:
+            self._warn_once(
+                "lost",
+                f"the model has got parameters that its optimizer does not move: {', '.join(lost[:3])}; use "
+                "add_param_group",
+            )
+        if adopted:
+            self._follow()
+
+    def _check_rates(self) -> None:
+        """Warn of a scheduler that gives all groups the same rate."""
+        rates = [(g["lr"], g.get("own_lr")) for g in self.param_groups if g["params"]]
+        if any(isinstance(r, Tensor) or isinstance(own, Tensor) for r, own in rates):
+            return
+        now, own = ({pair[i] for pair in rates} for i in (0, 1))
+        if len(now) == 1 and len(own) > 1 and now != {0.0}:
+            self._warn_once(
+                "rates",
+                "something has given all groups the same rate, but those of spheres are angles and the others rates of "
+                "AdamW: pass a list, as in OneCycleLR(opt, max_lr=[g['lr'] for g in opt.param_groups], ...)",
             )
 
-    # ------------------------------------------------------------------ curvature and report
+    # ------------------------------------------------------------------ averages, curvature and report
+
+    def averaged(self, batches: Iterable[Any] | None = None) -> AbstractContextManager[None]:
+        """A context with the averages in the place of weights, for evaluation; needs ``average=True``.
+
+        Args:
+            batches: of inputs, from which the statistics of batch norms are renewed; needed where there are any.
+
+        Returns:
+            The context; after it weights, buffers and modes are what they were.
+
+        Raises:
+            ValueError: if there is no average, or batches are needed and missing.
+        """
+        return averaging.averaged(self.model, list(self._entries()), self.state, batches)
 
     def _entries(self) -> Iterator[Entry]:
         for group in self.param_groups:
@@ -408,9 +493,8 @@ class SphereOptimizer(torch.optim.Optimizer):
         """The entries whose direction is natural, by name."""
         found = {}
         for group in self.param_groups:
-            if (group["rule"] == "spheres" and group["direction"] == "natural") or group[
-                "rule"
-            ] == "kfac":
+            natural = group["rule"] == "spheres" and group["direction"] == "natural"
+            if natural or group["rule"] == "kfac":
                 found.update({entry.name: entry for entry in entries_of(group)})
         return found
 
@@ -446,8 +530,6 @@ class SphereOptimizer(torch.optim.Optimizer):
         """
         return reports.diagnose(self)
 
-    # ------------------------------------------------------------------ state
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what ``state_dict`` returned.
 
@@ -455,57 +537,16 @@ class SphereOptimizer(torch.optim.Optimizer):
             state_dict: of an optimizer of the same class for the same model.
 
         Raises:
-            ValueError: if it is the state of another model, or not finite; nothing is changed.
+            ValueError: if it is the state of another model, optimizer or version, or not finite; nothing is changed.
         """
-        groups = state_dict["param_groups"]
-        saved = [i for group in groups for i in group["params"]]
-        entries = list(self._entries())
-        if len(saved) != len(entries):
-            raise ValueError(
-                f"the state is that of another model: {len(saved)} parameters, {len(entries)} expected"
-            )
-        names = [n for group in groups for n in group.get("param_names", [])]
-        for name, entry in zip(names, entries, strict=bool(names)):
-            if name != entry.name:
-                raise ValueError(
-                    f"the state is that of another model: it has {name} where {entry.name} is expected"
-                )
-        for index, entry in zip(saved, entries, strict=True):
-            for key, value in state_dict["state"].get(index, {}).items():
-                if not isinstance(value, Tensor):
-                    continue
-                if (
-                    key in {"momentum", "exp_avg", "master"}
-                    and value.shape != entry.parameter.shape
-                ):
-                    shapes = f"{tuple(value.shape)}, expected {tuple(entry.parameter.shape)}"
-                    raise ValueError(
-                        f"the state is that of another model: {entry.name} has shape {shapes}"
-                    )
-                if not bool(torch.isfinite(value).all()):
-                    raise ValueError(
-                        f"the state is damaged: {key} of {entry.name} is not finite; nothing was loaded"
-                    )
-        for theirs, mine in zip(groups, self.param_groups, strict=False):
-            for key in ("rule", "direction", "spheres"):
-                if theirs.get(key, mine[key]) != mine[key] and (
-                    key != "direction" or mine["rule"] == "spheres"
-                ):
-                    raise ValueError(
-                        f"the state is that of another optimizer: {key}={theirs[key]!r} where {mine[key]!r} is expected"
-                    )
+        order = loading.validated(self, state_dict)
+        if self._flow is not None:
+            self._flow.finish()
+            self._flow = None
+        loading.arrange(self, order)
         super().load_state_dict(state_dict)
-        for index, entry in zip(
-            saved, entries, strict=True
-        ):  # torch casts states to the dtype of the parameter
-            for key, value in state_dict["state"].get(index, {}).items():
-                mine = self.state[entry.parameter].get(key)
-                if (
-                    isinstance(value, Tensor)
-                    and isinstance(mine, Tensor)
-                    and value.dtype != mine.dtype
-                ):
-                    self.state[entry.parameter][key] = value.detach().clone().to(mine.device)
+        loading.restore_dtypes(self, state_dict)
+        self._follow()
 
 
 def _capturing() -> bool:
@@ -519,13 +560,10 @@ def _given_groups(groups: Any, own: str) -> list[Any]:
         groups = [groups]
     with suppress(TypeError):
         groups = list(groups)
-    if (
-        not isinstance(groups, list)
-        or not all(isinstance(g, dict) and "rule" in g for g in groups)
-        or not groups
-    ):
+    good = isinstance(groups, list) and all(isinstance(g, dict) and "rule" in g for g in groups)
+    if not good or not groups:
         raise TypeError(
-            f"{own} needs the module to find the weights that belong on spheres, and was given bare parameters; "
-            f"pass the module: {own}(model, ...), or groups from fisherfold.optim.param_groups"
+            f"{own} needs the module to tell hidden matrices from heads, and was given bare parameters; pass the "
+            f"module: {own}(model, ...), or groups from fisherfold.optim.param_groups"
         )
     return groups

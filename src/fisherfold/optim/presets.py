@@ -11,8 +11,9 @@ from typing import Any
 
 from torch import nn
 
-from fisherfold.optim.grouping import check_number, choice
+from fisherfold.optim.grouping import Treatment, check_number, choice, probed
 from fisherfold.optim.optimizer import SphereOptimizer
+from fisherfold.warn import warn
 
 
 class _Preset(SphereOptimizer):
@@ -21,6 +22,30 @@ class _Preset(SphereOptimizer):
     _by_angle = False
     _nesterov = False
     _relative = False
+    _finds_roles = False
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float,
+        invariant: str | Mapping[str, str | int] | None,
+        example_input: Any,
+        **options: Any,
+    ) -> None:
+        self._asked = (invariant, example_input)
+        super().__init__(model, lr, **options)
+        del self._asked
+
+    def _treatments(self, flow: Any = None) -> dict[str, Treatment]:
+        assert self.model is not None
+        found = probed(self.model, *self._asked)
+        self._reasons = {name: treatment.reason for name, treatment in found.items()}
+        if self._asked[0] != "none" and not any(t.spheres for t in found.values()):
+            warn(
+                f"no weight of {type(self.model).__name__} was found to be scale invariant, as weights in front of "
+                "normalisation layers are: nothing is on spheres; pass invariant='none' if that is meant"
+            )
+        return found
 
 
 class MKFAC(_Preset):
@@ -43,8 +68,9 @@ class MKFAC(_Preset):
         rest: ``"sgd"`` or ``"kfac"`` for matrices that are not on spheres.
         every: steps between collections of curvature; 0 leaves it to ``refresh``.
         reduction: ``"mean"`` or ``"sum"``: how the loss is reduced over its terms.
-        invariant: as for ``SphereOptimizer``.
-        example_input: as for ``SphereOptimizer``.
+        invariant: a mapping from names of parameters to ``"row"``, ``"tensor"``, ``"none"`` or a number of spheres,
+            which overrides the probe; or ``"none"``.
+        example_input: a batch for the probe: a tensor, a tuple of arguments or a mapping of keyword arguments.
         process_group: whose ranks share curvature; the default group if there is one.
 
     Raises:
@@ -89,6 +115,8 @@ class MKFAC(_Preset):
         super().__init__(
             model,
             manifold_lr,
+            invariant,
+            example_input,
             direction="natural",
             rest=rest,
             rest_lr=lr,
@@ -96,8 +124,6 @@ class MKFAC(_Preset):
             weight_decay=weight_decay,
             damping=damping,
             every=every,
-            invariant=invariant,
-            example_input=example_input,
             process_group=process_group,
         )
 
@@ -136,6 +162,8 @@ class KFAC(_Preset):
         super().__init__(
             model,
             lr,
+            "none",
+            None,
             direction="natural",
             rest="kfac",
             rest_lr=lr,
@@ -143,7 +171,6 @@ class KFAC(_Preset):
             weight_decay=weight_decay,
             damping=damping,
             every=every,
-            invariant="none",
             process_group=process_group,
         )
 
@@ -157,8 +184,9 @@ class SGDG(_Preset):
         manifold_lr: η_g, the rate on spheres.
         momentum: μ, for both.
         weight_decay: of matrices that are not on spheres.
-        invariant: as for ``SphereOptimizer``.
-        example_input: as for ``SphereOptimizer``.
+        invariant: a mapping from names of parameters to ``"row"``, ``"tensor"``, ``"none"`` or a number of spheres,
+            which overrides the probe; or ``"none"``.
+        example_input: a batch for the probe: a tensor, a tuple of arguments or a mapping of keyword arguments.
 
     Raises:
         ValueError: if an option is out of range.
@@ -179,12 +207,12 @@ class SGDG(_Preset):
         super().__init__(
             model,
             manifold_lr,
+            invariant,
+            example_input,
             direction="gradient",
             rest="sgd",
             rest_lr=lr,
             momentum=momentum,
             weight_decay=weight_decay,
             every=0,
-            invariant=invariant,
-            example_input=example_input,
         )

@@ -64,10 +64,11 @@ def treatment_table(optimizer: Any) -> str:
     for group in optimizer.param_groups:
         names = group.get("param_names") or ["?"] * len(group["params"])
         for p, name, spheres in zip(group["params"], names, group["spheres"], strict=True):
-            finding = optimizer.findings.get(name)
-            why = finding.reason if finding else "group given by the user"
+            why = optimizer._reasons.get(name, "group given by the user")
             treatment = group["rule"]
-            if spheres:
+            if not p.requires_grad:
+                treatment = f"frozen ({treatment})"
+            elif spheres:
                 treatment = f"{counted(spheres, 'sphere')} in R^{p.numel() // spheres}, {group['direction']}"
                 on_spheres += p.numel()
             if name in curved:
@@ -78,13 +79,13 @@ def treatment_table(optimizer: Any) -> str:
             rows.append(
                 (name, "×".join(map(str, p.shape)), treatment, f"{float(group['lr']):g}", why)
             )
-            total += p.numel()
+            total += p.numel() if p.requires_grad else 0
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     lines = [
         "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[4]])
         for row in rows
     ]
-    last = f"{counted(total, 'parameter')}, {100 * on_spheres / max(total, 1):.1f} % of them on spheres"
+    last = f"{counted(total, 'trained parameter')}, {100 * on_spheres / max(total, 1):.1f} % of them on spheres"
     if curved:
         last += (
             f"; curvature: {with_curvature} of {counted(len(curved), 'weight')}"

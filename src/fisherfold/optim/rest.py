@@ -1,4 +1,4 @@
-"""Steps of weights in Euclidean space: AdamW and SGD as in torch, and orthogonalised steps for hidden matrices."""
+"""Steps of weights in Euclidean space: AdamW and SGD as in torch."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-BETAS = (0.9, 0.99)
-EPSILON = 1e-8
-MATCH = 0.2  # the root mean square of AdamW's updates, which orthogonalised steps are scaled to
+Rate = float | Tensor
 
 
 def adamw_step(
@@ -20,6 +18,7 @@ def adamw_step(
     gradients: list[Tensor],
     states: Sequence[dict[str, Tensor]],
     group: dict[str, Any],
+    rate: Rate,
 ) -> None:
     """AdamW, with torch's own implementation."""
     adam(
@@ -29,15 +28,15 @@ def adamw_step(
         [s["exp_avg_sq"] for s in states],
         [],
         [s["step"] for s in states],
-        foreach=weights[0].is_cuda or not isinstance(group["lr"], Tensor),
+        foreach=weights[0].is_cuda or not isinstance(rate, Tensor),
         capturable=weights[0].is_cuda,
         decoupled_weight_decay=True,
         amsgrad=False,
-        beta1=BETAS[0],
-        beta2=BETAS[1],
-        lr=group["lr"],
+        beta1=group["betas"][0],
+        beta2=group["betas"][1],
+        lr=rate,
         weight_decay=group["weight_decay"],
-        eps=EPSILON,
+        eps=group["eps"],
         maximize=False,
     )
 
@@ -47,6 +46,7 @@ def sgd_step(
     gradients: list[Tensor],
     states: Sequence[dict[str, Tensor]],
     group: dict[str, Any],
+    rate: Rate,
 ) -> None:
     """SGD with momentum, with torch's own implementation; the first step begins from a zero buffer."""
     sgd(
@@ -56,25 +56,11 @@ def sgd_step(
         foreach=True,
         weight_decay=group["weight_decay"],
         momentum=group["momentum"],
-        lr=group["lr"],
+        lr=rate,  # type: ignore[arg-type]
         dampening=0.0,
         nesterov=group["nesterov"] and group["momentum"] > 0,
         maximize=False,
     )
-
-
-def orthogonal_step(
-    weights: list[Tensor],
-    directions: list[Tensor],
-    shapes: Sequence[tuple[int, int]],
-    group: dict[str, Any],
-) -> None:
-    """W ← (1 - η wd) W - 0.2 η √max(m, n) O: with orthogonal O the step is as long as one of AdamW at rate η."""
-    lr = group["lr"]
-    if group["weight_decay"]:
-        torch._foreach_mul_(weights, 1 - lr * group["weight_decay"])
-    for w, d, shape in zip(weights, directions, shapes, strict=True):
-        w.sub_(d * (lr * MATCH * max(shape) ** 0.5))
 
 
 def new_adam_state(weight: Tensor) -> dict[str, Tensor]:

@@ -1,109 +1,83 @@
-"""Geometry of weights on spheres: rows, blocks of rows, or a whole tensor, of any norm.
+"""Geometry of weights on spheres: momentum in the tangent space, and rotation by an angle.
 
-A block w with norm r moves on the sphere of radius r. With ŵ = w/r, a direction d and its tangent part u = d - <d,ŵ>ŵ,
+A block w (a row of a matrix, or several) with norm r moves on the sphere of radius r. P_w d = d - (<d, w>/<w, w>) w is
+the projection to its tangent space. With the gradient g, the momentum m and a direction d,
 
-    w ← w - r ( (1 - cos θ) ŵ + sin θ u/‖u‖ ),      θ = lr  or  θ = lr ‖u‖.
+    s = r P_w g,      m ← β P_w m + s,      u = s + β m,
+    w ← r ŵ',         w' = cos θ w - sin θ r P_w d/‖P_w d‖,
 
-A scale-invariant weight only has a direction, so its norm is kept as it is: nothing is rescaled when training starts,
-and running statistics of batch norms stay right. The gradient at unit norm is r times the gradient at w.
+where s is the Riemannian gradient at unit norm and d is made of u. The momentum is transported by projection, so that
+no part of it is radial. The angle θ is ``lr`` times ``share``, min(1, 2/(1 - β) ‖s‖/‖u‖): a row turns in steps in which
+it has a gradient, and a constant gradient, for which ‖s‖ = (1 - β)‖u‖, turns it by ``lr``.
+
+These functions are the reference for the fused kernels of a GPU. Blocks are the rows of their arguments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from fisherfold.optim.distributed import local, part, shares_rows, whole
-
+# No block turns by more radians in a step.
 MAX_ANGLE = 0.5
+# Of its angle, a row turns all as long as its gradient is 1/MARGIN of that of a constant gradient.
+MARGIN = 2.0
+# Binary digits to which norms are rounded before they are restored: a fixed point, so that they never drift.
+DIGITS = {torch.float32: 18, torch.float64: 46}
 
 
 def norms(blocks: Tensor) -> Tensor:
-    """The norms of what each entry of the first axis holds, ready to be broadcast."""
-    return torch.linalg.vector_norm(blocks, dim=tuple(range(1, blocks.ndim)), keepdim=True)
+    """The norms of rows, as a column."""
+    return torch.linalg.vector_norm(blocks, dim=1, keepdim=True)
 
 
 def inner(a: Tensor, b: Tensor) -> Tensor:
-    """The inner products of what each entry of the first axis holds, ready to be broadcast."""
-    return (a * b).sum(tuple(range(1, a.ndim)), keepdim=True)
+    """The inner products of rows, as a column."""
+    return (a * b).sum(1, keepdim=True)
 
 
 def tangent(w: Tensor, d: Tensor) -> Tensor:
-    """Project directions onto the tangent spaces of the spheres on which the blocks of ``w`` lie."""
+    """Project directions onto the tangent spaces of the spheres on which the rows of ``w`` lie."""
     return d - (inner(d, w) / inner(w, w).clamp_min(torch.finfo(w.dtype).tiny)) * w
 
 
-def rotate(w: Tensor, d: Tensor, lr: float, *, by_angle: bool) -> Tensor:
-    """Rotate blocks against directions along great circles: the formula, as a reference for ``rotate_all_``."""
-    d = tangent(w, d)
-    length = norms(d)
-    angle = (lr * (length > 0) if by_angle else lr * length).clamp(max=MAX_ANGLE)
-    along = norms(w) * torch.sin(angle) / length.clamp_min(torch.finfo(w.dtype).tiny)
-    return w - 2 * torch.sin(angle / 2).square() * w - along * d
+def radii(w: Tensor) -> Tensor:
+    """The norms of rows, rounded so that those of a rotated weight are the same to the last bit."""
+    fraction, exponent = torch.frexp(norms(w))
+    digits = DIGITS[w.dtype]
+    return torch.ldexp(torch.ldexp(fraction, torch.tensor(digits)).round(), exponent - digits)
 
 
-class Spheres:
-    """The geometry of one weight: its blocks, which are rows of it or several; gathered where rows are sharded."""
-
-    def __init__(self, weight: Tensor, entry: Any) -> None:
-        self.parameter, self.own = entry.parameter, local(weight)
-        by_row = entry.spheres == len(entry.parameter)
-        self.gathered = not shares_rows(entry.parameter) or (self.own is not weight and not by_row)
-        blocks = whole(self.own, entry.parameter) if self.gathered else self.own
-        self.blocks = blocks if by_row else blocks.reshape(entry.spheres, -1)
-        self.radius = norms(self.blocks)
-
-    def at_unit_norm(self, gradient: Tensor) -> Tensor:
-        """The gradient times r: the part of this process, in the shape of the parameter."""
-        g = whole(local(gradient), self.parameter) if self.gathered else local(gradient)
-        scaled = (g.to(self.blocks.dtype).reshape(self.blocks.shape) * self.radius).reshape(g.shape)
-        return part(scaled, self.parameter) if self.gathered else scaled
-
-    def arrange(self, direction: Tensor) -> Tensor:
-        """A direction in the shape of the blocks."""
-        d = direction.reshape(self.own.shape)
-        return (whole(d, self.parameter) if self.gathered else d).reshape(self.blocks.shape)
-
-    def store(self) -> None:
-        """Write the blocks back where they are not the weight's own memory."""
-        if self.gathered:
-            self.own.copy_(part(self.blocks.reshape(self.parameter.shape), self.parameter))
-        elif self.blocks.data_ptr() != self.own.data_ptr():
-            self.own.copy_(self.blocks.reshape(self.own.shape))
+def momentum_(
+    m: Tensor, w: Tensor, g: Tensor, beta: float, *, nesterov: bool
+) -> tuple[Tensor, Tensor]:
+    """Take a gradient up into the momentum in place; return u and the share of the angle for every row."""
+    s = radii(w) * tangent(w, g)
+    m.copy_(tangent(w, m).mul_(beta).add_(s))
+    u = s + beta * m if nesterov else m
+    # rows are divided by their largest entry first, since squares of tiny numbers vanish
+    size = u.abs().amax(1, keepdim=True).clamp_min(torch.finfo(u.dtype).tiny)
+    ratio = norms(s / size) / norms(u / size).clamp_min(torch.finfo(u.dtype).eps)
+    return u, (MARGIN / (1 - beta) * ratio).clamp(max=1.0)
 
 
-def rotate_all_(
-    ws: Sequence[Tensor],
-    ds: Sequence[Tensor],
-    radii: Sequence[Tensor],
-    lr: float | Tensor,
-    *,
-    by_angle: bool,
-) -> None:
-    """``rotate`` for many weights of one device in place: two reductions and one update each, all angles at once.
+def rotate_(w: Tensor, d: Tensor, lr: float | Tensor, *, by_angle: bool = True) -> Tensor:
+    """Rotate rows against directions along great circles in place, and return the angles before they are limited.
 
-    With the length ℓ of d and its cosine c with w, ‖u‖ = ℓ√(1 - c²), and the new w is a multiple of w and one of d.
+    ``lr``: the angle, or with ``by_angle=False`` what the length of the tangent direction is multiplied by.
     """
-    radius = torch.cat([r.flatten() for r in radii])
-    eps, tiny = torch.finfo(radius.dtype).eps, torch.finfo(radius.dtype).tiny
-    length = torch.cat([norms(d).flatten() for d in ds]).clamp_min(tiny)
-    cosine = (
-        torch.cat([inner(d, w).flatten() for d, w in zip(ds, ws, strict=True)])
-        / radius.clamp_min(tiny)
-        / length
-    )
-    rest = 1 - cosine.square()
-    moves = ((rest > 8 * eps) & (length > tiny)).to(
-        radius
-    )  # what is left of a radial direction is rounding
-    sine_of_d = rest.clamp_min(eps).sqrt()
-    angle = (moves * lr if by_angle else moves * lr * length * sine_of_d).clamp(max=MAX_ANGLE)
-    sine = torch.sin(angle) / sine_of_d
-    kept = 1 - 2 * torch.sin(angle / 2).square() + sine * cosine
-    taken = sine * radius / length
-    shares = (torch.split(t, [len(w) for w in ws]) for t in (kept, taken))
-    for w, d, r, a, b in zip(ws, ds, radii, *shares, strict=True):
-        w.mul_(a.view_as(r)).addcmul_(d, b.view_as(r), value=-1)
+    eps = torch.finfo(w.dtype).eps
+    size = d.abs().amax(1, keepdim=True).clamp_min(torch.finfo(w.dtype).tiny)
+    d = d / size
+    u = tangent(w, d)
+    length = norms(u)
+    # what is left of a radial direction is rounding
+    moves = (length.square() > 8 * eps * inner(d, d)).to(w.dtype)
+    angle = moves * lr if by_angle else moves * lr * size * length
+    theta = angle.clamp(max=MAX_ANGLE)
+    radius = radii(w)
+    along = radius * torch.sin(theta) / length.clamp_min(eps)
+    turned = w - 2 * torch.sin(theta / 2).square() * w - along * u
+    turned *= radius / norms(turned).clamp_min(torch.finfo(w.dtype).tiny)
+    w.copy_(torch.where(theta > 0, turned, w))
+    return angle

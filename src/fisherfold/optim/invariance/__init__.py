@@ -1,7 +1,6 @@
-"""Which weights of a network are scale invariant: measured by a probe, or guessed from its structure."""
+"""Which weights of a network are scale invariant, measured by a probe."""
 
 from fisherfold.optim.invariance.finding import Finding
-from fisherfold.optim.invariance.graph import guess_from_structure
 from fisherfold.optim.invariance.probe import find_scale_invariant
 
-__all__ = ["Finding", "find_scale_invariant", "guess_from_structure"]
+__all__ = ["Finding", "find_scale_invariant"]
