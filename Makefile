@@ -8,15 +8,15 @@ OLD    := -W ignore::DeprecationWarning -W ignore::FutureWarning
 export FISHERFOLD_DATA ?= $(wildcard $(abspath ../shared/data))
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help setup demo test test-slow unit doctest lint types imports docs gallery fuzz integrations wheel clean audit lowest
+.PHONY: help setup demo test test-slow unit doctest lint types imports docs gallery fuzz bench integrations wheel clean audit lowest
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
-# the package alone is enough for the demo; the tools come with the tests
+# the package with its plots is enough for the demo; the tools come with the tests
 $(VENV)/.runtime: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints.txt -e .
+	$(BIN)/pip install -q -c constraints.txt -e '.[plots]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime
@@ -63,6 +63,9 @@ docs: $(VENV)/.dev ## build the documentation, warnings are errors
 gallery: $(VENV)/.dev ## run the examples, make their pictures and docs/gallery.md
 	OMP_NUM_THREADS=1 $(BIN)/python examples/_gallery.py
 
+bench: $(VENV)/.dev ## run every benchmark on tiny data, to see that it runs
+	$(BIN)/python -m benchmarks run --all --smoke
+
 fuzz: $(VENV)/.dev ## five minutes of damaged models, checkpoints and tables
 	OMP_NUM_THREADS=1 $(BIN)/python fuzz/run.py --minutes 5
 
@@ -74,8 +77,8 @@ wheel: $(VENV)/.dev ## build the wheel, install it elsewhere and test what was i
 lowest: ## the tests with the lowest versions that pyproject.toml admits (tried with Python 3.11; not part of make test)
 	$(PYTHON) -m venv --clear $(LOWEST)
 	grep -oE '"(pandas|pyarrow)>=[0-9.]+"' pyproject.toml | tr -d '",' | sed 's/>=/==/' > $(LOWEST)/lowest.txt
-	sed -n '/^dependencies/,/^]/p' pyproject.toml | grep -oE '[a-z_-]+>=[0-9.]+' | sed 's/>=/==/' >> $(LOWEST)/lowest.txt
-	$(LOWEST)/bin/pip install -q -c $(LOWEST)/lowest.txt -e . pytest pytest-xdist hypothesis pandas pyarrow xlwt 'pyparsing<3.3'
+	(sed -n '/^dependencies/,/^]/p' pyproject.toml; grep -E '^(plots|download) =' pyproject.toml) | grep -oE '[a-z_-]+>=[0-9.]+' | sed 's/>=/==/' >> $(LOWEST)/lowest.txt
+	$(LOWEST)/bin/pip install -q -c $(LOWEST)/lowest.txt -e '.[plots,download]' pytest pytest-xdist hypothesis pandas pyarrow 'pyparsing<3.3'
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -q -n $(JOBS) --dist worksteal $(OLD)
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -q --doctest-modules src/fisherfold --ignore src/fisherfold/manifolds/adapter.py $(OLD)
 

@@ -162,7 +162,8 @@ def _tasks(folder: Path, rng: np.random.Generator) -> None:
     np.savez(folder / "sarcos_test.npz", micro=table.astype(np.int32))
     for name, features in (("letter", 128), ("mhc", 180)):
         x, y = _related(rng, ids, features)
-        label = np.where(y > 0, 1, -1).astype(np.int8)
+        middle = [np.median(y[ids == task]) for task in range(1, tasks + 1)]
+        label = np.where(y > np.array(middle)[ids - 1], 1, -1).astype(np.int8)
         np.savez(folder / f"{name}.npz", X=x, task=ids, y=label, **_splits(rng, len(ids)))
 
 

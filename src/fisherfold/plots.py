@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
 from scipy import stats
+
+from fisherfold.extras import need
+
+need("matplotlib")
+from matplotlib import pyplot as plt  # noqa: E402
+from matplotlib.axes import Axes  # noqa: E402
 
 
 def plot_calibration(values: Any, predictions: Any, std: Any, *, ax: Axes | None = None) -> Axes:

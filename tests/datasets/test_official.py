@@ -2,13 +2,13 @@
 
 import errno
 import hashlib
-import io
 import os
 import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import platformdirs
 import pooch
 import pytest
 from typer.testing import CliRunner
@@ -53,20 +53,18 @@ def test_text_that_is_not_ratings_is_refused_by_name(tmp_path):
         official.movielens1m(zipped(tmp_path / "ml.zip", other__dat="1"))
 
 
-def test_jester_sheet(tmp_path):
-    xlwt = pytest.importorskip("xlwt", reason="writing an .xls for the test needs xlwt")
-    book = xlwt.Workbook()
-    sheet = book.add_sheet("jester")
-    for row in range(3):
-        sheet.write(row, 0, 2)
-        for column in range(1, 101):
-            sheet.write(row, column, -7.82 if column == 1 else 4.03 if column == 2 else 99.0)
-    buffer = io.BytesIO()
-    book.save(buffer)
-    path = zipped(tmp_path / "jester.zip", jester_dash_data_dash_1__xls=buffer.getvalue())
-    arrays = official.jester1(path)
+def test_jester_sheet_saved_as_csv(tmp_path):
+    line = ",".join(["2", "-7.82", "4.03", *["99"] * 98])
+    (tmp_path / "jester.csv").write_text(f"{line}\n" * 3)
+    arrays = official.jester1(tmp_path / "jester.csv")
     assert arrays["ratings_x100"].shape == (3, 100)
     assert arrays["ratings_x100"][0, :3].tolist() == [-782, 403, 9900]
+
+
+def test_a_spreadsheet_is_answered_with_what_to_do(tmp_path):
+    path = zipped(tmp_path / "jester.zip", jester_dash_data_dash_1__xls=b"1")
+    with pytest.raises(ValueError, match=r"jester.zip holds a spreadsheet: .* save it as CSV"):
+        official.jester1(path)
 
 
 def test_sarcos_matrix(tmp_path):
@@ -210,7 +208,7 @@ def test_a_user_without_home_and_account_needs_no_cache(monkeypatch):
     def no_home(_):
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(pooch, "os_cache", no_home)
+    monkeypatch.setattr(platformdirs, "user_cache_path", no_home)
     assert datasets.where("letter") is not None or not os.environ.get("FISHERFOLD_DATA")
     for words in (["info"], ["datasets", "list"], ["datasets", "info", "letter"]):
         assert CliRunner().invoke(app, [*words, "--json"]).exit_code == 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fisherfold.cli.voice import Voice, grid
+from fisherfold.extras import need
 from fisherfold.progress import track
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def demo(
     seed: Annotated[int, typer.Option("--seed", "-s", help="Seed of splits and starts.")] = 0,
 ) -> None:
     """Recommend films with intervals, train a small network, fit a model on a manifold: a table, a picture, a page."""
+    need("matplotlib")
     from fisherfold.demo import (
         draw,
         race_gradients,

@@ -17,6 +17,7 @@ import numpy as np
 from fisherfold.datasets.local import cache_folder, check_arrays, readable, where
 from fisherfold.datasets.official import READERS
 from fisherfold.datasets.records import DatasetRecord, record
+from fisherfold.extras import need
 from fisherfold.files import make_folder, write_atomically
 from fisherfold.progress import track
 
@@ -67,6 +68,7 @@ def fetch(
 
 
 def _download(entry: DatasetRecord, folder: Path) -> Path:
+    need("pooch")
     import pooch
 
     pooch.get_logger().setLevel("WARNING")

@@ -47,10 +47,10 @@ def cache_folder() -> Path:
     """Give the folder for fetched data: ``FISHERFOLD_CACHE``, or the user's cache of the operating system."""
     if given := os.environ.get("FISHERFOLD_CACHE"):
         return Path(given)
-    import pooch
+    import platformdirs
 
     try:
-        return Path(pooch.os_cache("fisherfold"))
+        return platformdirs.user_cache_path("fisherfold")
     except (
         RuntimeError,
         OSError,

@@ -52,16 +52,15 @@ def movielens100k(path: Path) -> dict[str, Array]:
 
 
 def jester1(path: Path) -> dict[str, Array]:
-    """Read ``jester_dataset_1_1.zip`` or its ``jester-data-1.xls``: a count and 100 ratings a row, 99 = not rated."""
-    from python_calamine import CalamineWorkbook
-
-    content = (
-        _members(path, ["jester-data-1.xls"])[0] if zipfile.is_zipfile(path) else path.read_bytes()
-    )
-    sheet = CalamineWorkbook.from_filelike(io.BytesIO(content)).get_sheet_by_index(0).to_python()
-    return {
-        "ratings_x100": np.rint(np.array(sheet, dtype=np.float64)[:, 1:] * 100).astype(np.int16)
-    }
+    """Read ``jester-data-1.xls`` saved as CSV: a count and 100 ratings a row, 99 = not rated."""
+    if zipfile.is_zipfile(path) or path.suffix.lower() == ".xls":
+        raise ValueError(
+            f"{path.name} holds a spreadsheet: open jester-data-1.xls, save it as CSV and name that"
+        )
+    sheet = np.loadtxt(path, delimiter=",", ndmin=2)
+    if sheet.shape[1] != 101:
+        raise ValueError(f"{path.name} should hold 101 columns, got {sheet.shape[1]}")
+    return {"ratings_x100": np.rint(sheet[:, 1:] * 100).astype(np.int16)}
 
 
 def load_sarcos_file(path: str | Path) -> Table:

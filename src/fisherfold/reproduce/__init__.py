@@ -1,1 +1,5 @@
 """The figures and tables of the paper, one file each."""
+
+from fisherfold.extras import need
+
+need("matplotlib")
