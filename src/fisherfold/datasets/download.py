@@ -44,10 +44,10 @@ def fetch(
     if source is None and (found := where(name)) is not None:
         say(f"{name} is already there")
         return found
-    if not entry.url:
+    if not entry.url and (source is None or name not in READERS):
         raise FileNotFoundError(
-            f"{name} is not offered for download as a single file; put {entry.file} into FISHERFOLD_DATA "
-            f"(source: {entry.source})"
+            f"{name} is not offered for download as a single file; put {entry.file} into "
+            f"FISHERFOLD_DATA (source: {entry.source})"
         )
     if source is not None and not Path(source).is_file():
         raise FileNotFoundError(f"there is no file {source}")
