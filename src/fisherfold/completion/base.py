@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,6 +21,7 @@ from fisherfold.completion.inference.features import as_times
 from fisherfold.completion.model import UNSEEN, CompletionModel, Pairs
 from fisherfold.completion.recommend import (
     BY,
+    Ranking,
     best_columns,
     factors,
     inner_product_vectors,
@@ -73,6 +74,12 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
     frame_: str | None
     _checks: ClassVar[Mapping[str, validation.Check]] = {}
     _clips = False  # whether predictions stay within the range of the values
+    # How a model of the class is ranked, compared, folded in, and taken apart for a file.
+    _ranking: ClassVar[Callable[..., Any]] = Ranking
+    _most_similar = staticmethod(most_similar)
+    _with_new_rows = staticmethod(with_new_rows)
+    _pack = staticmethod(pack)
+    _unpack = staticmethod(unpack)
 
     def _adopt(self, model: CompletionModel, entries: Entries | None = None) -> None:
         """Make a fitted model this estimator's own, with the names and the frame of its entries."""
@@ -225,7 +232,7 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
             self._check_error_bars(f"by={by!r}")
         options = options | {"seed": validation.draw_seed(options["seed"])}
         options["candidates"] = self._candidates(options["candidates"])
-        found = best_columns(model, i, k, **options)
+        found = best_columns(model, i, k, ranking=type(self)._ranking, **options)
         predictions = model.pairs(i[found.place], found.columns).predict(clip=self._clips)
         owner = {} if rows is None else {self.names_[0]: np.asarray(rows)[found.place]}
         items = {self.names_[1]: model.column_ids.decode(found.columns)}
@@ -290,7 +297,7 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
         ids = index, self.model_.column_ids
         i, j, values = merge(i[known], j[known], values[known], self.duplicates, ids)
         count = 1 if rows is None else len(index)
-        return with_new_rows(self.model_, count, i, j, values), index.labels
+        return self._with_new_rows(self.model_, count, i, j, values), index.labels
 
     def predict_new(
         self, rated: Any, values: Any, wanted: Any, *, return_std: bool = False
@@ -338,7 +345,7 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
                 f"{counted(len(unknown), f'{of[:-1]} id was', f'{of[:-1]} ids were')} not seen in fit, the first is "
                 f"{unknown[0]!r}: there is nothing to compare"
             )
-        place, found, similarity = most_similar(model, members, k, side=side)
+        place, found, similarity = self._most_similar(model, members, k, side=side)
         own = index.decode(members[place])
         return self._output(
             {self.names_[side]: own, "similar": index.decode(found), "similarity": similarity}
@@ -350,7 +357,7 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
         Args:
             path: the folder; it is made if it does not exist.
         """
-        arrays, meta = pack(self._fitted())
+        arrays, meta = self._pack(self._fitted())
         params = validation.saved_parameters(self.get_params(deep=False))
         meta |= {"estimator": type(self).__name__, "params": params, **self._learnt()}
         save_folder(path, KIND, arrays, meta, version=VERSION)
@@ -385,8 +392,8 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
         """
         arrays, meta = load_folder(path, KIND, version=VERSION)
         with sound(model_file(path), KIND):
-            model = unpack(arrays, meta, str(validation.torch_device()("device", device)))
             made = _class_named(meta.get("estimator"))
+            model = made._unpack(arrays, meta, str(validation.torch_device()("device", device)))
             params = validation.loaded_parameters(meta.get("params"), made._checks)
             estimator = made(**params)
             estimator.device = device
@@ -398,7 +405,7 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
         """Plain arrays and numbers, so that any pickler (mlflow, skops, joblib) can take them."""
         state = dict(super().__getstate__())
         if (model := state.pop("model_", None)) is not None:
-            arrays, meta = pack(model)
+            arrays, meta = self._pack(model)
             state |= {"model_arrays_": arrays, "model_meta_": meta}
         return state
 
@@ -406,7 +413,7 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
         arrays, meta = state.pop("model_arrays_", None), state.pop("model_meta_", None)
         super().__setstate__(state)
         if arrays is not None:
-            self._adopt(unpack(arrays, meta))
+            self._adopt(self._unpack(arrays, meta))
 
     offset_ = property(lambda self: float(self._fitted().center))
     row_ids_ = property(lambda self: self._fitted().row_ids.labels)

@@ -6,7 +6,7 @@ Rows are scored in blocks, one matrix product each; nothing of the size of rows 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import local
@@ -61,18 +61,19 @@ def best_columns(
     exclude_seen: bool = True,
     by: str = "mean",
     seed: int = 0,
+    ranking: Callable[..., Any] | None = None,
 ) -> Lists:
-    """The columns with the largest scores for each row."""
+    """The columns with the largest scores for each row, ``ranking`` being what makes the scores."""
     columns = np.arange(len(model.column_ids)) if candidates is None else candidates
     k = min(k, len(columns))
-    ranking = _Ranking(model, rows, columns, by, seed)
+    ranked = (ranking or Ranking)(model, rows, columns, by, seed)
     place_of = np.full(len(model.column_ids), -1)
     place_of[columns] = np.arange(len(columns))
     n_blocks = max(1, -(-len(rows) * len(columns) // _BLOCK))
     blocks = np.array_split(np.arange(len(rows)), n_blocks) if len(rows) else []
 
     def best(part: Codes) -> tuple[Codes, Codes, Floats]:
-        scores = ranking.scores(part, len(blocks[0]))
+        scores = ranked.scores(part, len(blocks[0]))
         if exclude_seen:
             seen_rows, seen_columns = model.seen_by(rows[part])
             place = place_of[seen_columns]
@@ -94,7 +95,7 @@ def best_columns(
     return Lists(*_joined(found))
 
 
-class _Ranking:
+class Ranking:
     """What columns are ranked by: blocks of rows by all candidates."""
 
     def __init__(
