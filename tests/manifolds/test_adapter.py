@@ -1,7 +1,16 @@
 import pytest
 import torch
 
-from fisherfold.manifolds import SPD, Euclidean, Grassmann, Sphere, Stiefel, from_geoopt
+from fisherfold.manifolds import (
+    SPD,
+    Euclidean,
+    Grassmann,
+    Lorentz,
+    PoincareBall,
+    Sphere,
+    Stiefel,
+    from_geoopt,
+)
 
 
 @pytest.mark.parametrize(
@@ -13,6 +22,8 @@ from fisherfold.manifolds import SPD, Euclidean, Grassmann, Sphere, Stiefel, fro
         (lambda g: g.Stiefel(canonical=False), (2, 6, 3), Stiefel(6, 3)),
         (lambda g: g.EuclideanStiefelExact(), (6, 3), Stiefel(6, 3, retraction="exp")),
         (lambda g: g.SymmetricPositiveDefinite(), (4, 4), SPD(4)),
+        (lambda g: g.PoincareBall(), (5, 3), PoincareBall(3)),
+        (lambda g: g.Lorentz(), (5, 3), Lorentz(2)),
     ],
 )
 def test_manifolds_with_the_same_geometry_are_found(geoopt, build, shape, expected):
@@ -28,8 +39,10 @@ def test_others_are_named_with_a_way_out(geoopt):
     ):
         from_geoopt(geoopt.Stiefel(), shape=(6, 3))
     assert from_geoopt(geoopt.Stiefel(), shape=(6, 3), as_grassmann=True) == Grassmann(6, 3)
-    with pytest.raises(ValueError, match="geoopt's PoincareBall has no counterpart here"):
-        from_geoopt(geoopt.PoincareBall(), shape=(3,))
+    with pytest.raises(ValueError, match=r"PoincareBall .* unless its curvature is -1"):
+        from_geoopt(geoopt.PoincareBall(c=2.0), shape=(3,))
+    with pytest.raises(ValueError, match=r"BirkhoffPolytope has no counterpart here$"):
+        from_geoopt(geoopt.BirkhoffPolytope(), shape=(3, 3))
     with pytest.raises(ValueError, match="shape is needed: geoopt's Sphere does not know"):
         from_geoopt(geoopt.Sphere())
     with pytest.raises(

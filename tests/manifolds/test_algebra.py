@@ -37,7 +37,8 @@ def test_logarithm_and_geodesic_can_be_differentiated_twice_where_points_meet(ma
         assert gradcheck(lambda a, f=function: f(x, a), argument)
         assert gradgradcheck(lambda a, f=function: f(x, a), argument)
         assert gradcheck(lambda a, b, f=function: f(a, b), (x.clone().requires_grad_(), argument))
-    # the derivative of the logarithm in y is the projector there, and so is that of the exponential map at 0
+    # the derivative of the logarithm in y is the projector there, and so is that of the exponential
+    # map at 0
     step = manifold.project(x, torch.ones_like(x))
     for function, argument in ((manifold.log, x), (manifold.exp, torch.zeros_like(x))):
         moved = torch.func.jvp(lambda a, f=function: f(x, a), (argument,), (step,))[1]

@@ -12,14 +12,22 @@ from hypothesis import strategies as st
 from fisherfold.manifolds import (
     SPD,
     Euclidean,
+    FixedRank,
     Grassmann,
+    Lorentz,
+    LowRankPSD,
     Manifold,
     Oblique,
+    PoincareBall,
+    PositiveOrthant,
     Power,
     Product,
     Rotations,
+    Simplex,
+    SpecialEuclidean,
     Sphere,
     Stiefel,
+    Unitary,
 )
 from fisherfold.manifolds.base import combine, dot, is_finite, leaves, scale, tolerance, tree_map
 
@@ -32,8 +40,28 @@ MANIFOLDS = [
     Rotations(3),
     Power(Sphere(3), 2),
     SPD(3),
+    PoincareBall(3),
+    Lorentz(2),
+    Simplex(4),
+    PositiveOrthant(3),
+    LowRankPSD(4, 2),
 ]
-CURVED = MANIFOLDS[1:-1]
+CURVED = [*MANIFOLDS[1:7], Lorentz(2), Simplex(4)]
+COMPLEX = [
+    Sphere(3, complex=True),
+    Oblique(2, 2, complex=True),
+    Stiefel(5, 2, complex=True),
+    Grassmann(5, 2, complex=True),
+    Unitary(3),
+    SPD(3, complex=True),
+]
+TREES = [
+    Product({"a": Sphere(3), "b": Euclidean()}),
+    Product({"a": Unitary(2), "b": Euclidean(2)}),
+    FixedRank(4, 3, 2),
+    SpecialEuclidean(3),
+    SpecialEuclidean(2, retraction="exp"),
+]
 
 
 def draw(manifold, *batch, seed=0, **options):
@@ -73,6 +101,14 @@ def draw(manifold, *batch, seed=0, **options):
             lambda: Stiefel(4, 2, transport_method="parallel"),
             r"must be one of \['projection'\], got 'parallel'",
         ),
+        (
+            lambda: Stiefel(4, 2, complex=1),
+            r"complex of Stiefel must be True or False, got 1",
+        ),
+        (lambda: FixedRank(4, 3, 4), r"rank of FixedRank must be at most 3, got 4"),
+        (lambda: LowRankPSD(2, 3), r"k of LowRankPSD must be at most n=2, got 3"),
+        (lambda: Simplex(1), r"n of Simplex must be at least 2, got 1"),
+        (lambda: PositiveOrthant(0), r"every size of PositiveOrthant must be a positive"),
         (lambda: Product({}), r"factors must be a dictionary of at least one name"),
         (lambda: Product({"a": 3}), r"factors must map names to manifolds, got 'a': 3"),
     ],
@@ -164,7 +200,8 @@ def test_parameters_can_be_checked(manifold):
 )  # from torch.func.jvp itself
 @pytest.mark.parametrize("manifold", [*MANIFOLDS, Stiefel(4, 3), Stiefel(3, 3)], ids=repr)
 def test_retractions_can_be_differentiated_at_zero_too(manifold):
-    # At a zero step the Gram matrix is the identity: a derivative through eigenvectors would be NaN.
+    # At a zero step the Gram matrix is the identity: a derivative through eigenvectors would be
+    # NaN.
     x, v = draw(manifold)
     w = manifold.random_tangent(x, generator=torch.Generator().manual_seed(1))
     for method in manifold.retractions:
@@ -218,9 +255,7 @@ def test_no_operation_forms_a_square_of_the_height(manifold):
         assert abs(float(manifold.dist(x, manifold.exp(x, v))) - 1) < 1e-5
 
 
-@pytest.mark.parametrize(
-    "manifold", [*MANIFOLDS, Product({"a": Sphere(3), "b": Euclidean()})], ids=repr
-)
+@pytest.mark.parametrize("manifold", [*MANIFOLDS, *COMPLEX, *TREES], ids=repr)
 def test_manifolds_are_values(manifold):
     assert copy.deepcopy(manifold) == manifold
     assert pickle.loads(pickle.dumps(manifold)) == manifold
@@ -238,17 +273,17 @@ def test_reprs_show_only_what_was_chosen():
 
 
 def test_a_manifold_without_closed_forms_says_so():
-    stiefel = Stiefel(4, 2)
-    x, _ = draw(stiefel)
-    with pytest.raises(NotImplementedError, match=r"Stiefel\(4, 2\) has no closed-form logarithm"):
-        stiefel.log(x, x)
-    with pytest.raises(NotImplementedError, match=r"Stiefel\(4, 2\) has no closed-form distance"):
-        stiefel.dist(x, x)
+    manifold = FixedRank(4, 3, 2)
+    x, v = draw(manifold)
+    with pytest.raises(NotImplementedError, match=r"FixedRank\(4, 3, 2\) has no closed-form exp"):
+        manifold.exp(x, v)
+    with pytest.raises(NotImplementedError, match="has no closed-form logarithm"):
+        manifold.log(x, x)
+    with pytest.raises(NotImplementedError, match="has no closed-form distance"):
+        manifold.dist(x, x)
 
 
-@pytest.mark.parametrize(
-    "manifold", [*MANIFOLDS, Product({"a": Sphere(3), "b": Euclidean()})], ids=repr
-)
+@pytest.mark.parametrize("manifold", [*MANIFOLDS, *COMPLEX, *TREES], ids=repr)
 def test_empty_batches_are_batches(manifold):
     x = manifold.random_point(2, 0)
     v = manifold.random_tangent(x)
@@ -348,3 +383,28 @@ def test_under_vmap_only_antipodes_are_without_a_logarithm(manifold):
     ):
         assert bool(mapped[1].isnan().all())
         assert bool(mapped[[0, 2]].isfinite().all())
+
+
+@pytest.mark.parametrize("manifold", COMPLEX, ids=repr)
+def test_numbers_of_the_wrong_field_are_named(manifold):
+    x, v = draw(manifold)
+    with pytest.raises(ValueError, match=r"x0 must be complex on .* got torch\.float64; use x\.to"):
+        manifold.check_point(x.real, name="x0")
+    with pytest.raises(ValueError, match=r"v must be complex on .*, got torch\.float64"):
+        manifold.retract(x, v.real)
+    assert manifold.random_point(dtype=torch.complex64).dtype == torch.complex64
+    assert manifold.random_point(dtype=torch.float32).dtype == torch.complex64
+
+
+def test_a_complex_point_on_a_real_manifold_is_named():
+    message = (
+        r"x0 must be real on Sphere\(3\), got torch\.complex128; use the manifold with complex"
+    )
+    with pytest.raises(ValueError, match=message):
+        Sphere(3).check_point(draw(Sphere(3, complex=True))[0], name="x0")
+    with pytest.raises(
+        ValueError, match=r"x must be real on Rotations\(3\), got torch\.complex128$"
+    ):
+        Rotations(3).check_point(draw(Unitary(3))[0])
+    with pytest.raises(ValueError, match="dtype must be a floating dtype"):
+        Sphere(3).random_point(dtype=torch.complex64)

@@ -53,5 +53,7 @@ def test_points_and_vectors_may_be_given_and_batched():
 
 
 def test_unknown_comparisons_are_named():
-    with pytest.raises(ValueError, match="against must be 'acceleration' or 'exp', got 'log'"):
+    with pytest.raises(
+        ValueError, match="against must be 'acceleration', 'exp' or 'embedding', got 'log'"
+    ):
         check_retraction(Sphere(3), against="log")

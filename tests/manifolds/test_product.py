@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fisherfold.manifolds import Euclidean, Grassmann, Product, Sphere, Stiefel
+from fisherfold.manifolds import Euclidean, FixedRank, Grassmann, Product, Sphere, Stiefel
 
 NESTED = Product({"u": Grassmann(5, 2), "rest": Product({"w": Sphere(3), "b": Euclidean()})})
 
@@ -84,9 +84,9 @@ def test_factors_have_one_batch():
 
 
 def test_a_factor_without_logarithm_is_named():
-    product = Product({"u": Stiefel(4, 2), "w": Sphere(3)})
+    product = Product({"u": FixedRank(4, 2, 1), "w": Sphere(3)})
     x, _ = draw(product)
-    with pytest.raises(NotImplementedError, match=r"Stiefel\(4, 2\) has no closed-form distance"):
+    with pytest.raises(NotImplementedError, match=r"FixedRank\(4, 2, 1\) has no closed-form dist"):
         product.dist(x, x)
 
 

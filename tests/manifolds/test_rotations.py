@@ -134,3 +134,23 @@ def test_poses_are_a_product_and_many_of_them_a_power():
         ValueError, match=r"manifold of Power must be a manifold such as Rotations\(3\), got 3"
     ):
         Power(3, 2)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+def test_half_a_turn_has_a_length(n):
+    """And no one logarithm; the angle next to it is continuous."""
+    rotations = Rotations(n)
+    x = rotations.random_point(generator=torch.Generator().manual_seed(n))
+    signs = torch.ones(n, dtype=x.dtype)
+    signs[:2] = -1
+    half_turn = x * signs
+    assert float(rotations.dist(x, half_turn)) == pytest.approx(2**0.5 * math.pi, abs=1e-14)
+    batch = torch.stack([half_turn, x])
+    torch.testing.assert_close(
+        rotations.dist(x.expand_as(batch), batch),
+        torch.tensor([2**0.5 * math.pi, 0.0], dtype=x.dtype),
+        atol=1e-14,
+        rtol=0,
+    )
+    with pytest.raises(ValueError, match="y is half a turn away from x"):
+        rotations.log(x, half_turn)

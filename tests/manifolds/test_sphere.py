@@ -138,3 +138,12 @@ def test_oblique_is_the_product_of_its_rows(pair, same):
     same(oblique.dist(x, y) ** 2, (sphere.dist(x, y) ** 2).sum())
     same(oblique.inner(x, u, v), sphere.inner(x, u, v).sum())
     assert oblique.dim == 3 * sphere.dim
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_steps_whose_squares_overflow_end_on_the_sphere(dtype):
+    sphere = Sphere(3)
+    x = torch.tensor([1.0, 0.0, 0.0], dtype=dtype)
+    v = torch.tensor([0.0, 3.0, 4.0], dtype=dtype) * (1e20 if dtype == torch.float32 else 1e200)
+    expected = torch.tensor([0.0, 0.6, 0.8], dtype=dtype)
+    torch.testing.assert_close(sphere.retract(x, v), expected)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fisherfold.manifolds import Sphere, Stiefel
+from fisherfold.manifolds import Rotations, Sphere, Stiefel
 
 
 def cayley_reference(x, v):
@@ -102,3 +102,27 @@ def test_steps_that_are_far_too_long_for_cayley_come_back_as_points_to_reject():
     y = stiefel.retract(x, 1e20 * stiefel.random_tangent(x, generator=generator))
     finite = y.isfinite().all(dim=-1).all(dim=-1)
     assert stiefel.violation(y[finite]) < 1e-14
+
+
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_the_logarithm_leads_to_the_other_frame(is_complex):
+    """Up to 0.91 π, within which geodesics of the Euclidean metric are the shortest."""
+    stiefel, generator = Stiefel(7, 3, complex=is_complex), torch.Generator().manual_seed(0)
+    x = stiefel.random_point(50, generator=generator)
+    for length in (0.01, 1.0, 2.0, 2.7):
+        v = length * stiefel.random_tangent(x, generator=generator)
+        found = stiefel.log(x, stiefel.exp(x, v))
+        torch.testing.assert_close(found, v, atol=1e-12, rtol=0)
+
+
+def test_the_distance_of_squares_is_that_of_the_group(same):
+    stiefel, generator = Stiefel(3, 3), torch.Generator().manual_seed(0)
+    x = stiefel.random_point(generator=generator)
+    y = stiefel.exp(x, 2.0 * stiefel.random_tangent(x, generator=generator))
+    same(stiefel.dist(x, y), Rotations(3).dist(torch.eye(3, dtype=x.dtype), x.T @ y), atol=1e-12)
+
+
+def test_frames_without_a_geodesic_are_named():
+    x = torch.eye(3, dtype=torch.float64)
+    with pytest.raises(ValueError, match="y is too far from x: no geodesic was found"):
+        Stiefel(3, 3).log(x, x * torch.tensor([-1.0, 1.0, 1.0], dtype=x.dtype))

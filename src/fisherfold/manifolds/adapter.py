@@ -1,7 +1,8 @@
 r"""Manifolds from geoopt, which this package never imports.
 
-geoopt's default Stiefel manifold has no counterpart: its projection is the gradient formula of the canonical metric,
-``u - x uᵀ x``, which doubles rotations within the frame, and its retraction does not have ``DR_x(0) = Id``.
+geoopt's default Stiefel manifold has no counterpart: its projection is the gradient formula of the
+canonical metric, ``u - x uᵀ x``, which doubles rotations within the frame, and its retraction does
+not have ``DR_x(0) = Id``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor
 from fisherfold.manifolds.base import Manifold, is_of_geoopt
 from fisherfold.manifolds.euclidean import Euclidean
 from fisherfold.manifolds.grassmann import Grassmann
+from fisherfold.manifolds.hyperbolic import Lorentz, PoincareBall
 from fisherfold.manifolds.spd import SPD
 from fisherfold.manifolds.sphere import Sphere
 from fisherfold.manifolds.stiefel import Stiefel
@@ -25,11 +27,13 @@ def from_geoopt(
     """The manifold of a geoopt ``ManifoldParameter``, or of a geoopt manifold and a shape.
 
     Args:
-        source: a ``geoopt.ManifoldParameter``, or a geoopt manifold: a sphere, a Euclidean space, a Stiefel manifold of
-            the Euclidean metric, or symmetric positive definite matrices with the affine-invariant metric.
-        shape: the shape of the points; taken from the parameter if one is given. Leading dimensions are a batch.
-        as_grassmann: read a Stiefel manifold, of any metric, as the Grassmann manifold of the spans of its frames,
-            for losses that depend on the subspace only.
+        source: a ``geoopt.ManifoldParameter``, or a geoopt manifold: a sphere, a Euclidean space, a
+            Stiefel manifold of the Euclidean metric, symmetric positive definite matrices with the
+            affine-invariant metric, or hyperbolic space of curvature -1.
+        shape: the shape of the points; taken from the parameter if one is given. Leading dimensions
+            are a batch.
+        as_grassmann: read a Stiefel manifold, of any metric, as the Grassmann manifold of the spans
+            of its frames, for losses that depend on the subspace only.
 
     Returns:
         A manifold.
@@ -61,10 +65,17 @@ def from_geoopt(
         )
     if name == "SymmetricPositiveDefinite" and foreign.default_metric.value == "AIM":
         return SPD(sizes[-1])
+    if name in {"PoincareBall", "PoincareBallExact"} and float(foreign.c) == 1:
+        return PoincareBall(sizes[-1])
+    if name == "Lorentz" and float(foreign.k) == 1:
+        return Lorentz(sizes[-1] - 1)
     message = f"geoopt's {name} has no counterpart here"
+    if name in {"PoincareBall", "PoincareBallExact", "Lorentz"}:
+        message += " unless its curvature is -1"
     if "Stiefel" in name:
         message += (
-            f": its projection and metric are not those of the frames; use fisherfold.manifolds.Stiefel"
-            f"({sizes[-2]}, {sizes[-1]}), or as_grassmann=True if the loss depends only on the span of the columns"
+            ": its projection and metric are not those of the frames; use "
+            f"fisherfold.manifolds.Stiefel({sizes[-2]}, {sizes[-1]}), or as_grassmann=True if the "
+            "loss depends only on the span of the columns"
         )
     raise ValueError(message)

@@ -1,7 +1,7 @@
 """The linear algebra of points and tangent vectors: tensors, or dictionaries of tensors (products).
 
-A vector of a product is a tree: ``a u + b v`` and ``<u, v> = Σ <u_k, v_k>`` run over its leaves. Complex
-tensors are real vectors of twice the size, with the inner product ``Re <u, v>``.
+A vector of a product is a tree: ``a u + b v`` and ``<u, v> = Σ <u_k, v_k>`` run over its leaves.
+Complex tensors are real vectors of twice the size, with the inner product ``Re <u, v>``.
 
 The norms have derivatives of every order where they are defined; at the kink of a norm at zero the
 derivatives are given as 0, not as NaN.
@@ -23,7 +23,7 @@ Shape: TypeAlias = Any
 
 
 def tree_map(function: Callable[..., Any], *trees: Any) -> Any:
-    """Apply a function to the leaves of one or more points whose dictionaries have the same keys."""
+    """Apply a function to the leaves of points whose dictionaries have the same keys."""
     first = trees[0]
     if isinstance(first, dict):
         return {key: tree_map(function, *(tree[key] for tree in trees)) for key in first}
@@ -31,7 +31,7 @@ def tree_map(function: Callable[..., Any], *trees: Any) -> Any:
 
 
 def reorder_like(tree: Point, like: Point | Shape) -> Point:
-    """The same tensors with the keys in the order of another tree: dictionaries are equal in any order, lists not."""
+    """The same tensors with the keys in the order of another tree."""
     return tree_map(lambda _, leaf: leaf, like, tree)
 
 
@@ -49,12 +49,22 @@ def unflatten_like(parts: Iterable[Tensor], like: Point) -> Point:
 
 
 def as_real(leaf: Tensor) -> Tensor:
-    """A complex tensor with its real and imaginary parts in one more dimension; a real one as it is."""
+    """Real and imaginary parts in one more dimension; a real tensor as it is."""
     return torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf
 
 
+def real_product(u: Tensor, v: Tensor) -> Tensor:
+    """The products of entries that an inner product sums: ``Re(ū v)``."""
+    return (u.conj() * v).real if u.is_complex() else u * v
+
+
+def row_product(u: Tensor, v: Tensor) -> Tensor:
+    """The inner products of rows, in a last dimension of size 1."""
+    return real_product(u, v).sum(dim=-1, keepdim=True)
+
+
 def flatten(v: Point, batch: int = 0) -> Tensor:
-    """All entries as one real vector, row by row and factor by factor, after the batch dimensions."""
+    """All entries as one real vector, factor by factor, after the batch dimensions."""
     parts = [as_real(leaf).reshape(*leaf.shape[:batch], -1) for leaf in leaves(v)]
     return torch.cat(parts, dim=-1)
 
@@ -68,7 +78,7 @@ def unflatten(vector: Tensor, like: Point) -> Point:
         shape = (*part.shape[:-1], *leaf.shape)
         if not leaf.is_complex():
             return part.reshape(shape)
-        return torch.view_as_complex(part.reshape(*shape, 2))
+        return torch.view_as_complex(part.reshape(*shape, 2).contiguous())
 
     return tree_map(shaped, parts, like)
 

@@ -1,4 +1,4 @@
-"""Euclidean space: ``P_x = Id`` and ``R_x(v) = x + v``, the flat case to which every method must reduce."""
+"""Euclidean space, to which every method must reduce: ``P_x = Id`` and ``R_x(v) = x + v``."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ class Euclidean(Manifold):
     Args:
         *shape: the sizes of one point; none for a number.
         retraction: only ``"add"``, the exponential map ``x + v``.
+        transport_method: only ``"projection"``, the identity.
+        complex: whether the tensors are complex.
 
     Examples:
         >>> Euclidean(3, 2).dim
@@ -34,20 +36,26 @@ class Euclidean(Manifold):
     shape: tuple[int, ...] = ()
     retraction: str = field(default="add", kw_only=True)
     transport_method: str = field(default="projection", kw_only=True)
+    complex: bool = field(default=False, kw_only=True)
 
     def __init__(
-        self, *shape: int, retraction: str = "add", transport_method: str = "projection"
+        self,
+        *shape: int,
+        retraction: str = "add",
+        transport_method: str = "projection",
+        complex: bool = False,
     ) -> None:
         sizes = tuple(positive_integer(size, "every size of Euclidean") for size in shape)
         object.__setattr__(self, "shape", sizes)
         object.__setattr__(self, "retraction", retraction)
         object.__setattr__(self, "transport_method", transport_method)
+        object.__setattr__(self, "complex", complex)
         self._check_options()
 
     @property
     def dim(self) -> int:
-        """The number of entries."""
-        return math.prod(self.shape)
+        """The number of real entries."""
+        return (2 if self.complex else 1) * math.prod(self.shape)
 
     @property
     def point_shape(self) -> tuple[int, ...]:
@@ -78,7 +86,8 @@ class Euclidean(Manifold):
         return torch.randn(shape, generator=generator, dtype=dtype, device=device)
 
     def _constraint_error(self, x: Tensor) -> Tensor:
-        return x.new_zeros(())
+        return x.real.new_zeros(())
 
     def __repr__(self) -> str:
-        return f"Euclidean({', '.join(map(str, self.shape))})"
+        sizes = [*map(str, self.shape), *(["complex=True"] if self.complex else [])]
+        return f"Euclidean({', '.join(sizes)})"

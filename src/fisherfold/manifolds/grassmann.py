@@ -1,11 +1,12 @@
-r"""The Grassmann manifold of p-dimensional subspaces of R^n, each written as an orthonormal n×p frame ``x``.
+r"""The Grassmann manifold of p-dimensional subspaces, each written as an orthonormal n×p frame.
 
-A point is the span of ``x``, so ``x`` and ``xQ`` (Q a p×p rotation) are the same point; tangent vectors are horizontal,
-``xᵀv = 0``, with ``P_x v = v - x xᵀv``. Polar, QR and Cholesky retractions all give ``span(x + v)`` and are of second
-order. Operations between two points first align the second representative: with ``xᵀy = U cos(θ) Vᵀ`` and ``Q = U Vᵀ``,
-``xᵀ(y Qᵀ) = U cos(θ) Uᵀ`` is symmetric, and then everything is a function of that p×p matrix and of ``y Qᵀ``. It can
-be differentiated wherever no principal angle is a right one (``frames``), from a point to itself too; only the
-distance has a kink there, where its derivative is given as 0.
+A point is the span of ``x``, so ``x`` and ``xQ`` (Q a p×p rotation) are the same point; tangent
+vectors are horizontal, ``xᵀv = 0``, with ``P_x v = v - x xᵀv``. Polar, QR and Cholesky retractions
+all give ``span(x + v)`` and are of second order. Operations between two points first align the
+second representative: with ``xᵀy = U cos(θ) Vᵀ`` and ``Q = U Vᵀ``, ``xᵀ(y Qᵀ) = U cos(θ) Uᵀ`` is
+symmetric, and then everything is a function of that p×p matrix and of ``y Qᵀ``. It can be
+differentiated wherever no principal angle is a right one (``frames``), from a point to itself too;
+only the distance has a kink there, where its derivative is given as 0.
 """
 
 from __future__ import annotations
@@ -23,14 +24,16 @@ from fisherfold.manifolds.algebra import safe_norm
 
 @dataclass(frozen=True, repr=False)
 class Grassmann(frames.Frames):
-    """The p-dimensional subspaces of R^n.
+    """The p-dimensional subspaces of R^n, or of C^n.
 
     Args:
         n: the dimension of the surrounding space.
         p: the dimension of the subspaces, less than n.
-        retraction: ``"polar"``, ``"qr"``, ``"cholesky"`` or ``"exp"``, all of order 2. After the polar one the
-            projection transport needs no alignment, so it is the one for stored directions.
+        retraction: ``"polar"``, ``"qr"``, ``"cholesky"`` or ``"exp"``, all of order 2. After the
+            polar one the projection transport needs no alignment, so it is the one for stored
+            directions.
         transport_method: ``"projection"`` or ``"parallel"`` (along the shortest geodesic).
+        complex: whether the subspaces are those of C^n.
 
     Examples:
         >>> grassmann = Grassmann(100, 5)
@@ -48,29 +51,27 @@ class Grassmann(frames.Frames):
     p: int
     retraction: str = field(default="polar", kw_only=True)
     transport_method: str = field(default="projection", kw_only=True)
+    complex: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         self._check_options("n", "p")
         if self.p >= self.n:
             raise ValueError(
-                f"p of Grassmann, the dimension of the subspaces, must be less than n={self.n}, got {self.p}"
+                f"p of Grassmann, the dimension of the subspaces, must be less than n={self.n}, "
+                f"got {self.p}"
             )
 
     @property
     def dim(self) -> int:
-        """The dimension, p (n - p)."""
-        return self.p * (self.n - self.p)
+        """The dimension, p (n - p); twice that of complex subspaces."""
+        return (2 if self.complex else 1) * self.p * (self.n - self.p)
 
     def alignment(self, x: Tensor, y: Tensor) -> Tensor:
         """The orthogonal factor of xᵀy: the rotation of y against the frame next to x."""
         return frames.rotation_between(frames.cross(x, y)).to(x.dtype)
 
     def _symmetry(self, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
-        normal = torch.randn(
-            self.p, self.p, generator=generator, dtype=torch.float64, device=generator.device
-        )
-        rotation = torch.linalg.qr(normal).Q
-        return lambda x: x @ rotation.to(x.dtype)
+        return frames.random_rotation(self.p, self.complex, generator)
 
     def _project(self, x: Tensor, v: Tensor) -> Tensor:
         return _horizontal(x, v)
@@ -91,7 +92,7 @@ class Grassmann(frames.Frames):
         if method == "projection":
             return _horizontal(y, v) @ rotation
         # v - (x + y')(I + cos θ)^{-1} y'ᵀv with y' = y Qᵀ; for p = 1 it is the sphere's formula.
-        aligned = y @ rotation.mT
+        aligned = y @ rotation.mH
         eye = torch.eye(self.p, dtype=cosines.dtype, device=x.device)
         weights = torch.linalg.solve(eye + cosines, frames.cross(aligned, v)).to(x.dtype)
         return (v - (x + aligned) @ weights) @ rotation
@@ -100,11 +101,11 @@ class Grassmann(frames.Frames):
         return frames.geodesic(x, v)
 
     def _log(self, x: Tensor, y: Tensor) -> Tensor:
-        """``B f(cos θ)`` with B the horizontal part of the aligned y (singular values sin θ) and f = θ / sin θ."""
+        """``B f(cos θ)``, f = θ / sin θ, with B the horizontal part of the aligned y."""
         rotation, cosines = _alignment(x, y)
-        # Twice: the second pass takes out what the rounding of the first left along x, so that tiny angles keep
-        # their digits. y - x is exact for neighbouring representatives.
-        normal = _horizontal(x, _horizontal(x, y - x)) @ rotation.mT
+        # Twice: the second pass takes out what the rounding of the first left along x, so that tiny
+        # angles keep their digits. y - x is exact for neighbouring representatives.
+        normal = _horizontal(x, _horizontal(x, y - x)) @ rotation.mH
         return normal @ frames.angle_over_sine(cosines).to(x.dtype)
 
     def _dist(self, x: Tensor, y: Tensor) -> Tensor:
@@ -116,8 +117,7 @@ def _horizontal(x: Tensor, v: Tensor) -> Tensor:
 
 
 def _alignment(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The rotation Q that brings ``y Qᵀ`` next to x, and the symmetric matrix ``xᵀy Qᵀ`` of cosines."""
+    """The rotation Q that brings ``y Qᵀ`` next to x, and the matrix ``xᵀy Qᵀ`` of cosines."""
     overlap = frames.cross(x, y)
     rotation = frames.rotation_between(overlap)
-    cosines = overlap @ rotation.mT
-    return rotation.to(x.dtype), 0.5 * (cosines + cosines.mT)
+    return rotation.to(x.dtype), frames.symmetric(overlap @ rotation.mH)

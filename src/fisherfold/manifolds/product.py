@@ -1,9 +1,7 @@
-"""Products of manifolds: named factors with dictionaries as points, and powers with one more tensor dimension.
+"""Products of named manifolds with dictionaries as points, powers, and the Euclidean group.
 
-Everything is done factor by factor; metrics add up, ``dist² = Σ dist_k²``, and the retraction of a product is of the
-lowest order among its factors. The special Euclidean group SE(3) of poses, with the product metric, is
-
-    Product({"rotation": Rotations(3), "translation": Euclidean(3)})
+Everything is done factor by factor; metrics add up, ``dist² = Σ dist_k²``, and the retraction of a
+product is of the lowest order among its factors.
 """
 
 from __future__ import annotations
@@ -18,6 +16,8 @@ from torch import Tensor
 
 from fisherfold.manifolds.algebra import safe_norm
 from fisherfold.manifolds.base import Manifold, Point, Shape, Tangent, positive_integer, tree_map
+from fisherfold.manifolds.euclidean import Euclidean
+from fisherfold.manifolds.rotations import Rotations
 
 
 def _factorwise(hook: str) -> Callable[..., Any]:
@@ -68,7 +68,8 @@ class Product(Manifold):
     def __init__(self, factors: Mapping[str, Manifold]) -> None:
         if not isinstance(factors, Mapping) or not factors:
             raise ValueError(
-                f"factors must be a dictionary of at least one name and its manifold, got {factors!r}"
+                "factors must be a dictionary of at least one name and its manifold, "
+                f"got {factors!r}"
             )
         for key, factor in factors.items():
             if not isinstance(key, str) or not isinstance(factor, Manifold):
@@ -101,6 +102,11 @@ class Product(Manifold):
         return {key: factor.point_shape for key, factor in self.items}
 
     @property
+    def complex(self) -> Any:
+        """Whether points are complex, for every factor."""
+        return {key: factor.complex for key, factor in self.items}
+
+    @property
     def ambient_metric(self) -> bool:
         """Whether the metrics of all factors are ambient."""
         return all(factor.ambient_metric for _, factor in self.items)
@@ -119,7 +125,8 @@ class Product(Manifold):
     ) -> None:
         """Raise unless ``v`` is a finite tangent vector at ``x``.
 
-        ``atol``: the accepted size of the normal part over the whole; ``tolerance(dtype)`` if not given.
+        ``atol``: the accepted size of the normal part over the whole; ``tolerance(dtype)`` if not
+        given.
         """
         self._check_vector(x, v, name)
         for key, factor in self.items:
@@ -131,12 +138,11 @@ class Product(Manifold):
             key: operation(factor, *(tree[key] for tree in trees)) for key, factor in self.items
         }
 
-    _project, _gradient, _hessian = (
-        _factorwise("_project"),
-        _factorwise("_gradient"),
-        _factorwise("_hessian"),
-    )
-    _exp, _log = _factorwise("_exp"), _factorwise("_log")
+    _project = _factorwise("_project")
+    _gradient = _factorwise("_gradient")
+    _hessian = _factorwise("_hessian")
+    _exp = _factorwise("_exp")
+    _log = _factorwise("_log")
 
     def _retract(self, x: Point, v: Tangent, method: str) -> Point:
         return self._each(lambda m, s, t: m._retract(s, t, m.retraction), x, v)
@@ -155,7 +161,10 @@ class Product(Manifold):
     def _random(
         self, shape: Shape, generator: torch.Generator | None, dtype: torch.dtype, device: Any
     ) -> Point:
-        return self._each(lambda m, s: m._random(s, generator, dtype, device), shape)
+        return self._each(lambda m, s: m._draw(s, generator, dtype, device), shape)
+
+    def _embedding(self, x: Point) -> Tensor:
+        return torch.cat(list(self._each(lambda m, s: m._embedding(s), x).values()), dim=-1)
 
     def _constraint_error(self, x: Point) -> Tensor:
         return torch.stack(list(self._each(lambda m, s: m._constraint_error(s), x).values())).amax()
@@ -178,9 +187,68 @@ class Product(Manifold):
         return f"Product({self.factors!r})"
 
 
+@dataclass(frozen=True, init=False, repr=False)
+class SpecialEuclidean(Product):
+    """The rigid motions ``p ↦ R p + t`` of R^n, the group SE(n), with the product metric.
+
+    A point is a dictionary of a ``rotation`` R and a ``translation`` t.
+
+    Args:
+        n: the dimension of the space that is moved, at least 2.
+        retraction: the retraction of the rotations.
+
+    Examples:
+        >>> motions = SpecialEuclidean(3)
+        >>> x = motions.random_point(generator=torch.Generator().manual_seed(0))
+        >>> identity = motions.compose(x, motions.inverse(x))
+        >>> torch.allclose(motions.matrix(identity), torch.eye(4, dtype=torch.float64))
+        True
+    """
+
+    n: int
+
+    def __init__(self, n: int, *, retraction: str = "cayley") -> None:
+        rotations = Rotations(n, retraction=retraction)
+        object.__setattr__(self, "n", rotations.n)
+        super().__init__({"rotation": rotations, "translation": Euclidean(n)})
+
+    def apply(self, x: Point, points: Tensor) -> Tensor:
+        """The moved points, of shape (..., number, n)."""
+        return points @ x["rotation"].mT + x["translation"].unsqueeze(-2)
+
+    def compose(self, x: Point, y: Point) -> Point:
+        """The motion x after y."""
+        moved = (x["rotation"] @ y["translation"].unsqueeze(-1)).squeeze(-1)
+        return {
+            "rotation": x["rotation"] @ y["rotation"],
+            "translation": moved + x["translation"],
+        }
+
+    def inverse(self, x: Point) -> Point:
+        """The motion back."""
+        back = x["rotation"].mT
+        return {"rotation": back, "translation": -(back @ x["translation"].unsqueeze(-1))[..., 0]}
+
+    def matrix(self, x: Point) -> Tensor:
+        """The motion as a homogeneous matrix of n + 1 rows."""
+        top = torch.cat([x["rotation"], x["translation"].unsqueeze(-1)], dim=-1)
+        bottom = torch.zeros_like(top[..., :1, :])
+        bottom[..., -1] = 1
+        return torch.cat([top, bottom], dim=-2)
+
+    def __repr__(self) -> str:
+        rotations = self.factors["rotation"]
+        options = (
+            "" if rotations.retraction == "cayley" else f", retraction={rotations.retraction!r}"
+        )
+        return f"SpecialEuclidean({self.n}{options})"
+
+
 @dataclass(frozen=True, repr=False)
 class Power(Manifold):
-    """k points of one manifold, as one tensor of shape (k, *point_shape); a dictionary of them for a product.
+    """k points of one manifold, as one tensor of shape (k, *point_shape).
+
+    Points of a power of a product are dictionaries of such tensors.
 
     Args:
         manifold: the manifold of every copy; its retraction and transport are used.
@@ -203,9 +271,12 @@ class Power(Manifold):
             )
         object.__setattr__(self, "k", positive_integer(self.k, "k of Power"))
 
-    retraction, transport_method = _attribute("retraction"), _attribute("transport_method")
-    retractions, transports = _attribute("retractions"), _attribute("transports")
+    retraction = _attribute("retraction")
+    transport_method = _attribute("transport_method")
+    retractions = _attribute("retractions")
+    transports = _attribute("transports")
     ambient_metric = _attribute("ambient_metric")
+    complex = _attribute("complex")
 
     @property
     def dim(self) -> int:
@@ -218,16 +289,20 @@ class Power(Manifold):
         return tree_map(lambda shape: (self.k, *shape), self.manifold.point_shape)
 
     # the hooks of the manifold take batches
-    _project, _gradient, _hessian = (
-        _of_copies("_project"),
-        _of_copies("_gradient"),
-        _of_copies("_hessian"),
-    )
-    _retract, _transport, _exp, _log = (
-        _of_copies(name) for name in ("_retract", "_transport", "_exp", "_log")
-    )
-    _random, _constraint_error = _of_copies("_random"), _of_copies("_constraint_error")
-    _complaint, _symmetry = _of_copies("_complaint"), _of_copies("_symmetry")
+    _project = _of_copies("_project")
+    _gradient = _of_copies("_gradient")
+    _hessian = _of_copies("_hessian")
+    _retract = _of_copies("_retract")
+    _transport = _of_copies("_transport")
+    _exp = _of_copies("_exp")
+    _log = _of_copies("_log")
+    _random = _of_copies("_draw")
+    _constraint_error = _of_copies("_constraint_error")
+    _complaint = _of_copies("_complaint")
+    _symmetry = _of_copies("_symmetry")
+
+    def _embedding(self, x: Point) -> Tensor:
+        return self.manifold._embedding(x).flatten(-2)
 
     def _dist(self, x: Point, y: Point) -> Tensor:
         return safe_norm(self.manifold._dist(x, y))

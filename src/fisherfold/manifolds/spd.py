@@ -1,11 +1,12 @@
 r"""Symmetric positive definite matrices (covariances) with the affine-invariant metric.
 
-    <u, v>_x = tr(x⁻¹ u x⁻¹ v),    Exp_x(v) = L expm(L⁻¹ v L⁻ᵀ) Lᵀ,    dist(x, y) = |log eig(x⁻¹ y)|,    x = L Lᵀ
+    <u, v>_x = tr(x⁻¹ u x⁻¹ v),  Exp_x(v) = L expm(L⁻¹ v L⁻ᵀ) Lᵀ,  dist(x, y) = |log eig(x⁻¹ y)|
 
-It is twice the Fisher information of one sample of a centred normal distribution with covariance x, and does not change
-when the variables are mixed by an invertible matrix A: dist(A x Aᵀ, A y Aᵀ) = dist(x, y). The Riemannian gradient of a
-Euclidean one e is ``x sym(e) x``. The logarithm can be differentiated where the eigenvalues of x⁻¹y differ, the
-distance everywhere once (its derivative at its kink is 0).
+with x = L Lᵀ. It is twice the Fisher information of one sample of a centred normal distribution
+with covariance x, and does not change when the variables are mixed by an invertible matrix A:
+dist(A x Aᵀ, A y Aᵀ) = dist(x, y). The Riemannian gradient of a Euclidean one e is ``x sym(e) x``.
+The logarithm can be differentiated where the eigenvalues of x⁻¹y differ, the distance everywhere
+once (its derivative at its kink is 0).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fisherfold.manifolds import frames
-from fisherfold.manifolds.algebra import safe_norm
+from fisherfold.manifolds.algebra import real_product, safe_norm
 from fisherfold.manifolds.base import Manifold
 
 # the affine-invariant distance below which x⁻¹y - I keeps digits that x⁻¹y would lose
@@ -27,13 +28,14 @@ _NEAR = 0.5
 
 @dataclass(frozen=True, repr=False)
 class SPD(Manifold):
-    """The symmetric positive definite n×n matrices with the affine-invariant metric.
+    """The symmetric (Hermitian) positive definite n×n matrices, affine-invariant metric.
 
     Args:
         n: the number of rows.
-        retraction: ``"quadratic"``, ``x + v + ½ v x⁻¹ v``, which is positive definite for every v, or ``"exp"``; both
-            are of order 2.
+        retraction: ``"quadratic"``, ``x + v + ½ v x⁻¹ v``, which is positive definite for every v,
+            or ``"exp"``; both are of order 2.
         transport_method: only ``"parallel"`` (along the geodesic).
+        complex: whether the matrices are Hermitian instead of real and symmetric.
 
     Examples:
         >>> spd = SPD(2)
@@ -48,14 +50,15 @@ class SPD(Manifold):
     n: int
     retraction: str = field(default="quadratic", kw_only=True)
     transport_method: str = field(default="parallel", kw_only=True)
+    complex: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         self._check_options("n")
 
     @property
     def dim(self) -> int:
-        """The dimension, n (n + 1)/2."""
-        return self.n * (self.n + 1) // 2
+        """The dimension, n (n + 1)/2; n² of Hermitian matrices."""
+        return self.n**2 if self.complex else self.n * (self.n + 1) // 2
 
     @property
     def point_shape(self) -> tuple[int, ...]:
@@ -63,28 +66,28 @@ class SPD(Manifold):
         return (self.n, self.n)
 
     def _project(self, x: Tensor, v: Tensor) -> Tensor:
-        return _sym(v)
+        return frames.symmetric(v)
 
     def _inner(self, x: Tensor, u: Tensor, v: Tensor) -> Tensor:
         lower = _lower(x)
-        return (_whitened(lower, u) * _whitened(lower, v)).sum(dim=(-2, -1))
+        return real_product(_whitened(lower, u), _whitened(lower, v)).sum(dim=(-2, -1))
 
     def _gradient(self, x: Tensor, e: Tensor) -> Tensor:
-        return _sym(x @ _sym(e) @ x)
+        return frames.symmetric(x @ frames.symmetric(e) @ x)
 
     def _hessian(self, x: Tensor, e: Tensor, h: Tensor, v: Tensor) -> Tensor:
-        return _sym(x @ _sym(h) @ x + v @ _sym(e) @ x)
+        return frames.symmetric(x @ frames.symmetric(h) @ x + v @ frames.symmetric(e) @ x)
 
     def _retract(self, x: Tensor, v: Tensor, method: str) -> Tensor:
         if method == "exp":
             return self._exp(x, v)
         half = torch.linalg.solve_triangular(_lower(x), v, upper=False)
-        return _sym(x + v + 0.5 * half.mT @ half)
+        return frames.symmetric(x + v + 0.5 * half.mH @ half)
 
     def _transport(self, x: Tensor, y: Tensor, v: Tensor, method: str) -> Tensor:
         lower = _lower(x)
         values, vectors = frames.eigh(_whitened(lower, y))
-        root = vectors * values.sqrt().unsqueeze(-2) @ vectors.mT
+        root = vectors * values.sqrt().unsqueeze(-2) @ vectors.mH
         return _congruence(lower @ root, _whitened(lower, v))
 
     def _exp(self, x: Tensor, v: Tensor) -> Tensor:
@@ -96,7 +99,7 @@ class SPD(Manifold):
         matrix, near = _relative(lower, x, y)
         values, vectors = frames.eigh(matrix)
         logs = torch.where(near, values.log1p(), torch.where(near, 1.0, values).log())
-        return _congruence(lower, vectors * logs.unsqueeze(-2) @ vectors.mT)
+        return _congruence(lower, vectors * logs.unsqueeze(-2) @ vectors.mH)
 
     def _dist(self, x: Tensor, y: Tensor) -> Tensor:
         matrix, near = _relative(_lower(x), x, y)
@@ -107,28 +110,22 @@ class SPD(Manifold):
         self, shape: Any, generator: torch.Generator | None, dtype: torch.dtype, device: Any
     ) -> Tensor:
         frame = frames.random_frame(shape, generator=generator, dtype=dtype, device=device)
-        logs = torch.randn(shape[:-1], generator=generator, dtype=dtype, device=device)
-        return _sym(frame * (0.5 * logs).exp().unsqueeze(-2) @ frame.mT)
+        logs = torch.randn(shape[:-1], generator=generator, dtype=frame.real.dtype, device=device)
+        return frames.symmetric(frame * (0.5 * logs).exp().unsqueeze(-2) @ frame.mH)
 
     def _constraint_error(self, x: Tensor) -> Tensor:
         size = x.abs().amax(dim=(-2, -1)).clamp(min=torch.finfo(x.dtype).tiny)
-        return ((x - x.mT).abs().amax(dim=(-2, -1)) / size).amax()
+        return ((x - x.mH).abs().amax(dim=(-2, -1)) / size).amax()
 
     def _complaint(self, x: Tensor) -> str | None:
         least = float(torch.linalg.eigvalsh(x).amin())
-        return (
-            None
-            if least > 0
-            else f"it is not positive definite, its smallest eigenvalue is {least:.2e}"
-        )
-
-
-def _sym(matrix: Tensor) -> Tensor:
-    return 0.5 * (matrix + matrix.mT)
+        if least > 0:
+            return None
+        return f"it is not positive definite, its smallest eigenvalue is {least:.2e}"
 
 
 def _lower(x: Tensor) -> Tensor:
-    """The Cholesky factor; NaN where a step has lost positive definiteness, so that it can be rejected."""
+    """The Cholesky factor; NaN where a step to be rejected has lost positive definiteness."""
     lower, failed = torch.linalg.cholesky_ex(x)
     return torch.where(failed[..., None, None] == 0, lower, torch.nan)
 
@@ -136,12 +133,12 @@ def _lower(x: Tensor) -> Tensor:
 def _whitened(lower: Tensor, v: Tensor) -> Tensor:
     """L⁻¹ v L⁻ᵀ."""
     half = torch.linalg.solve_triangular(lower, v, upper=False)
-    return _sym(torch.linalg.solve_triangular(lower, half.mT, upper=False))
+    return frames.symmetric(torch.linalg.solve_triangular(lower, half.mH, upper=False))
 
 
 def _congruence(lower: Tensor, matrix: Tensor) -> Tensor:
     """L m Lᵀ."""
-    return _sym(lower @ matrix @ lower.mT)
+    return frames.symmetric(lower @ matrix @ lower.mH)
 
 
 def _relative(lower: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,11 +1,13 @@
 """What a check returns, how slopes are measured, and whether a retraction is what it says it is.
 
-An error that behaves like ``C tᵏ`` is a straight line of slope k in log-log axes, but only between two ends: large
-steps are not yet asymptotic, small ones drown in rounding. ``slope`` finds the straight piece by itself.
+An error that behaves like ``C tᵏ`` is a straight line of slope k in log-log axes, but only between
+two ends: large steps are not yet asymptotic, small ones drown in rounding. ``slope`` finds the
+straight piece by itself.
 
-A curve ``t -> R_x(t v)`` of a retraction of order 1 satisfies ``P_x(R_x(t v) - x - t v) = O(t²)``; of order 2 it is
-``O(t³)``, because its tangential acceleration vanishes. A map with ``DR_x(0) ≠ Id`` shows slope 1. Where the
-exponential map is known, ``dist(R_x(t v), Exp_x(t v))`` must fall at the same rate.
+A curve ``t -> R_x(t v)`` of a retraction of order 1 satisfies ``P_x(R_x(t v) - x - t v) = O(t²)``;
+of order 2 it is ``O(t³)``, because its tangential acceleration vanishes. A map with ``DR_x(0) ≠
+Id`` shows slope 1. Where the exponential map is known, ``dist(R_x(t v), Exp_x(t v))`` must fall at
+the same rate.
 """
 
 from __future__ import annotations
@@ -18,9 +20,20 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from fisherfold.manifolds.base import Manifold, Point, Tangent, combine, leaves, scale
+from fisherfold.manifolds.base import (
+    Manifold,
+    Point,
+    Tangent,
+    as_real,
+    combine,
+    leaves,
+    scale,
+    tree_map,
+    unflatten_like,
+)
 
-# From 0.3 down to 1e-5 by a constant ratio: in float64 an error t³ meets its rounding noise on the way.
+# From 0.3 down to 1e-5 by a constant ratio: in float64 an error t³ meets its rounding noise on the
+# way.
 _STEPS = [0.3 * 10 ** (-k / 4) for k in range(19)]
 
 
@@ -72,7 +85,7 @@ def slope_at_least(name: str, measured: float, expected: float, *, slack: float 
 def slope(
     steps: Sequence[float], errors: Sequence[float], noise: float, *, bend: float = 0.05
 ) -> float:
-    """The slope of ``log error`` over ``log step`` on the longest straight piece above the rounding noise."""
+    """The slope of ``log error`` over ``log step`` on the longest straight piece above the noise."""
     if not all(map(math.isfinite, errors)):
         return math.nan
     points = [
@@ -111,22 +124,24 @@ def check_retraction(
         x: a point in float64; random if not given.
         v: a unit tangent vector at ``x``; random if not given.
         method: the name of the retraction; the manifold's own choice if not given.
-        against: ``"acceleration"`` measures the tangential part of ``R_x(t v) - x - t v``, which is right for the
-            ambient metric and the default there; ``"exp"``, the default for others, the distance to the exponential
-            map, for manifolds that have both in closed form.
+        against: ``"acceleration"`` measures the tangential part of ``R_x(t v) - x - t v``, which is
+            right for the ambient metric and the default there; ``"exp"``, the default for others,
+            the distance to the exponential map, for manifolds that have both in closed form;
+            ``"embedding"`` the first in the space in which a metric is the ambient one.
         seed: of the random point and vector.
 
     Returns:
-        A verdict with the measured slope and the declared order plus one; it passes when the slope is not less.
+        A verdict with the measured slope and the declared order plus one; it passes when the slope
+        is not less.
 
     Raises:
         ValueError: if ``against`` is unknown.
     """
-    against = ("acceleration" if manifold.ambient_metric else "exp") if against is None else against
-    if against not in {"acceleration", "exp"}:
-        raise ValueError(f"against must be 'acceleration' or 'exp', got {against!r}")
     generator = torch.Generator().manual_seed(seed)
     x = manifold.random_point(generator=generator) if x is None else x
+    against = _standard(manifold, x) if against is None else against
+    if against not in {"acceleration", "exp", "embedding"}:
+        raise ValueError(f"against must be 'acceleration', 'exp' or 'embedding', got {against!r}")
     v = manifold.random_tangent(x, generator=generator) if v is None else v
     method = manifold.retraction if method is None else method
     errors = []
@@ -135,6 +150,8 @@ def check_retraction(
         y = manifold.retract(x, step, method=method)
         if against == "exp":
             errors.append(_length(manifold.dist(y, manifold.exp(x, step))))
+        elif against == "embedding":
+            errors.append(_length(_embedded_deviation(manifold, x, y, step)))
         else:
             deviation = manifold.project(x, combine(1.0, combine(1.0, y, -1.0, x), -1.0, step))
             errors.append(_length(deviation))
@@ -149,6 +166,28 @@ def check_retraction(
     )
 
 
+def _standard(manifold: Manifold, x: Point) -> str:
+    if manifold.ambient_metric:
+        return "acceleration"
+    try:
+        manifold._embedding(x)
+    except NotImplementedError:
+        return "exp"
+    return "embedding"
+
+
+def _embedded_deviation(manifold: Manifold, x: Point, y: Point, step: Tangent) -> Tensor:
+    """The length of the tangential part of ``E(y) - E(x)`` less the step, E the embedding."""
+    variables = tree_map(lambda leaf: leaf.detach().requires_grad_(), x)
+    with torch.enable_grad():
+        image = manifold._embedding(variables)
+        ends = torch.autograd.grad(
+            image, leaves(variables), manifold._embedding(y) - image.detach()
+        )
+    tangential = manifold.riemannian_gradient(x, unflatten_like(ends, x))
+    return manifold.norm(x, combine(1.0, tangential, -1.0, step))
+
+
 def _length(tree: Point | Tensor) -> float:
     """The Frobenius norm over all leaves and the whole batch."""
-    return math.sqrt(sum(float(leaf.double().square().sum()) for leaf in leaves(tree)))
+    return math.sqrt(sum(float(as_real(leaf).double().square().sum()) for leaf in leaves(tree)))

@@ -217,7 +217,7 @@ def check_theta(manifold: Manifold, theta: Point, data: Sequence[Tensor]) -> Non
     for leaf in filter(torch.is_tensor, leaves(theta)):
         if data and leaf.device != data[0].device:
             raise ValueError(f"theta must be on {data[0].device} like the data, got {leaf.device}")
-        if floating and leaf.dtype != floating[0]:
+        if floating and leaf.dtype.to_real() != floating[0].to_real():
             raise ValueError(
                 f"theta must have the dtype {floating[0]} of the data x, got {leaf.dtype}"
             )

@@ -203,8 +203,7 @@ class _GradientMoment(ExactFisher):
 
 
 def _form(value: object) -> str:
-    return (
-        f"{value.dtype} of shape {tuple(value.shape)}"
-        if isinstance(value, Tensor)
-        else type(value).__name__
-    )
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    hint = "; a loss is real: take its .real, or .abs().square()" if value.is_complex() else ""
+    return f"{value.dtype} of shape {tuple(value.shape)}{hint}"

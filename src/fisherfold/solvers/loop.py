@@ -190,7 +190,7 @@ def _check_files(checkpoint: str | os.PathLike[str] | None, resume: bool, group:
 
 def _check_start(problem: Problem, x0: Point) -> None:
     problem.manifold.check_point(x0, name="x0")
-    dtypes = {leaf.dtype for leaf in leaves(x0)}
+    dtypes = {leaf.dtype.to_real() for leaf in leaves(x0)}
     if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.float64}:
         raise ValueError(
             f"x0 must be float32 or float64, one for all factors, got {sorted(map(str, dtypes))}"

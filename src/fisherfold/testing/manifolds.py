@@ -1,7 +1,8 @@
 """The property kit of manifolds: everything the solvers rely on, asserted by name.
 
-Projector: ``P² = P = Pᵀ``, of rank dim. Retraction: ``R_x(0) = x``, ``DR_x(0) = Id``, an error against the geodesic of
-slope order + 1, and ten thousand float32 steps without leaving the manifold. Transport: into the tangent space.
+Projector: ``P² = P = Pᵀ``, of rank dim. Retraction: ``R_x(0) = x``, ``DR_x(0) = Id``, an error
+against the geodesic of slope order + 1, and ten thousand float32 steps without leaving the
+manifold. Transport: into the tangent space.
 """
 
 from __future__ import annotations
@@ -37,12 +38,13 @@ def check_manifold(
 
     Args:
         manifold: the manifold.
-        dtypes: the dtypes to try. Orders of retractions are measured in float64 and the long run in float32, each if
-            it is among them.
+        dtypes: the dtypes to try. Orders of retractions are measured in float64 and the long run in
+            float32, each if it is among them.
         batch_shapes: the leading dimensions to try.
         steps: the length of the long run with every retraction.
-        symmetry: for a quotient manifold, a map that changes the representative of a point, and a tangent vector with
-            it, such as ``lambda x: x @ q`` with a fixed rotation ``q``; known for those of the library.
+        symmetry: for a quotient manifold, a map that changes the representative of a point, and a
+            tangent vector with it, such as ``lambda x: x @ q`` with a fixed rotation ``q``; known
+            for those of the library.
         device: the device to try.
         seed: of all random points and vectors.
 
@@ -93,7 +95,7 @@ def check_manifold(
 
 
 def _dimension(manifold: Manifold, generator: torch.Generator) -> list[Verdict]:
-    """The projector applied to the whole ambient basis has as many singular values as there are dimensions."""
+    """The rank of the projector, applied to the whole ambient basis, is the dimension."""
     x = manifold.random_point(generator=generator)
     size = flatten(x).numel()
     if size > MAX_AMBIENT:
@@ -111,7 +113,8 @@ def _orders(case: Case) -> list[Verdict]:
     """The order of each retraction, against the geodesic where it is known."""
     report = []
     for method in case.manifold.retractions:
-        report.append(check_retraction(case.manifold, case.x, case.v, method=method))
+        if case.manifold.ambient_metric or case.has("exp") or case.has("_embedding"):
+            report.append(check_retraction(case.manifold, case.x, case.v, method=method))
         if case.manifold.ambient_metric and case.has("exp") and case.has("dist"):
             report.append(
                 check_retraction(case.manifold, case.x, case.v, method=method, against="exp")
@@ -161,7 +164,7 @@ def _pick(tree: Point, entry: tuple[int, ...]) -> Point:
 
 
 def _long_run(manifold: Manifold, steps: int, generator: torch.Generator) -> list[Verdict]:
-    """Rounding must not add up over many steps of length 0.1, out in changing directions and back again."""
+    """Rounding must not add up over many steps of length 0.1, out and back again."""
     report = []
     for method in manifold.retractions:
         x = manifold.random_point(generator=generator, dtype=torch.float32)
