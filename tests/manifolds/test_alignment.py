@@ -80,7 +80,7 @@ def test_the_gradient_of_a_small_distance_is_the_unit_direction(distance):
     torch.testing.assert_close(grassmann.project(x, slope), v, atol=1e-8, rtol=0)
 
 
-def test_the_distance_of_a_point_to_itself_has_derivative_zero_and_its_square_a_hessian_through_log():
+def test_the_distance_of_a_point_to_itself_has_derivative_zero_and_its_square_a_hessian():
     grassmann = Grassmann(5, 2)
     x = torch.eye(5, 2, dtype=FLOAT)
     y = x.clone().requires_grad_()

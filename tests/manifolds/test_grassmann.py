@@ -24,7 +24,7 @@ def exp_reference(x, v):
 
 
 def log_reference(x, y):
-    """Through the tangents of the principal angles, arctan of the singular values of (I - xxᵀ) y (xᵀy)⁻¹."""
+    """By the tangents of the principal angles, the singular values of (I - xxᵀ) y (xᵀy)⁻¹."""
     tangents = torch.linalg.solve(x.mT @ y, y - x @ (x.mT @ y), left=False)
     left, t, right = torch.linalg.svd(tangents, full_matrices=False)
     return left * t.atan() @ right
@@ -48,7 +48,7 @@ def test_small_forms_equal_those_of_the_singular_values(pair, same, n, p):
 
 
 def small_distance_reference(x, y):
-    """The distance of the points as they are rounded, in extended precision: |(I - x(xᵀx)⁻¹xᵀ) y|, good to d²."""
+    """Of the rounded points, in extended precision: |(I - x(xᵀx)⁻¹xᵀ) y|, good to d²."""
     x, y = x.numpy().astype(np.longdouble), y.numpy().astype(np.longdouble)
     correction = (
         2 * np.eye(x.shape[1], dtype=np.longdouble) - x.T @ x

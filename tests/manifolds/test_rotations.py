@@ -1,4 +1,4 @@
-"""Rotations against closed forms, SciPy and pymanopt; determinants of -1 and half turns are named."""
+"""Rotations against closed forms, SciPy and pymanopt; reflections and half turns are named."""
 
 import math
 
@@ -83,7 +83,7 @@ def test_retractions_keep_the_determinant(method):
 
 def test_reflections_are_named():
     reflection = torch.diag(torch.tensor([1.0, 1.0, -1.0], dtype=FLOAT))
-    message = r"x0 is not a point of Rotations\(3\): its determinant is -1, so it is a reflection; flip one column"
+    message = r"x0 is not a point of Rotations\(3\): its determinant is -1, so it is a reflection"
     with pytest.raises(ValueError, match=message):
         minimize(LossProblem(Rotations(3), lambda r: r[0, 0]), reflection, "lbfgs")
     with pytest.raises(

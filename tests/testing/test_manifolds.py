@@ -209,7 +209,7 @@ class WrongDimension(Sphere):
 
 @dataclass(frozen=True, repr=False)
 class Drifting(Sphere):
-    """The exponential map without a final normalisation, and one rounding unit too long: right in every single step."""
+    """The exponential map without a final normalisation: right in every single step."""
 
     def _retract(self, x, v, method):
         angle = torch.linalg.vector_norm(v, dim=-1, keepdim=True)

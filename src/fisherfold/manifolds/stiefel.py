@@ -82,7 +82,7 @@ class Stiefel(frames.Frames):
         return frames.geodesic(x, v, frames.skew(frames.cross(x, v)))
 
     def _log(self, x: Tensor, y: Tensor) -> Tensor:
-        """By shooting: what a geodesic misses is carried back along it and added to its velocity."""
+        """By shooting: what a geodesic misses is carried back along it to its velocity."""
         start = self._project(x, y - x)
         v = _stretched(start, y - x)
         for _ in range(_SHOTS):

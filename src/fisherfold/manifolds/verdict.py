@@ -85,7 +85,7 @@ def slope_at_least(name: str, measured: float, expected: float, *, slack: float 
 def slope(
     steps: Sequence[float], errors: Sequence[float], noise: float, *, bend: float = 0.05
 ) -> float:
-    """The slope of ``log error`` over ``log step`` on the longest straight piece above the noise."""
+    """The slope of ``log error`` over ``log step``, on the longest straight piece."""
     if not all(map(math.isfinite, errors)):
         return math.nan
     points = [

@@ -59,7 +59,8 @@ class Case:
             if before.dtype != after.dtype or before.shape != after.shape:
                 raise AssertionError(
                     f"{manifold!r} fails: retract must keep shape and dtype "
-                    f"{tuple(before.shape)}, {before.dtype}, got {tuple(after.shape)}, {after.dtype}"
+                    f"{tuple(before.shape)}, {before.dtype}, "
+                    f"got {tuple(after.shape)}, {after.dtype}"
                 )
         return cls(
             manifold, batch, x, y, u, v, gaussian(x, generator), gaussian(x, generator), symmetry
@@ -77,7 +78,7 @@ class Case:
 
     @property
     def short(self) -> float:
-        """The step at which a symmetric difference quotient has the least error, about its square."""
+        """The best step of a symmetric difference quotient, whose error is about its square."""
         return self.eps ** (1 / 3)
 
     @property
