@@ -373,4 +373,4 @@ def test_the_order_of_the_keys_of_a_point_or_a_vector_means_nothing(kind):
     problem.gradient(backwards(theta))  # its graph, in that order, is gone on with
     agree(flatten(fisher(theta).matvec(v)), flatten(expected))
     if kind != "dense":
-        agree(problem.fisher(theta, kind=kind).push_forward(backwards(v)), operator.push_forward(v))
+        agree(problem.fisher(theta, kind=kind).jvp(backwards(v)), operator.jvp(v))

@@ -1,14 +1,19 @@
 """Standard errors on manifolds: closed forms, invariance, and the coverage of intervals."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
 
-from fisherfold import Bernoulli, Gaussian, LossProblem, NLLProblem, Poisson, minimize
+import fisherfold.fisher.jacobian as fisher_jacobian
+from fisherfold import Bernoulli, Categorical, Gaussian, LossProblem, NLLProblem, Poisson, minimize
 from fisherfold.fisher import VonMisesFisher
-from fisherfold.manifolds import SPD, Euclidean, Grassmann, Product, Sphere
+from fisherfold.manifolds import SPD, Euclidean, Grassmann, Product, Sphere, Stiefel
 from fisherfold.problems import GaussianModel
 from toy import generator, normal
+
+fisher_covariance = sys.modules["fisherfold.fisher.covariance"]
 
 
 def test_in_euclidean_space_it_is_the_textbook_matrix():
@@ -217,3 +222,62 @@ def test_the_dispersion_is_positive_and_not_for_the_sandwich(options, words):
     )
     with pytest.raises(ValueError, match=words):
         result.covariance(**options)
+
+
+def categorical(samples=3000):
+    manifold = Stiefel(12, 3)
+    x, u = normal(samples, 12), manifold.random_point(generator=generator(1))
+    y = torch.distributions.Categorical(logits=2 * x @ u).sample()
+    problem = NLLProblem(manifold, lambda x, u: 2 * x @ u, Categorical(), x, y)
+    return minimize(problem, u, "trust-region")
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"information": "observed"}, {"robust": True}], ids=["expected", "H", "robust"]
+)
+@pytest.mark.parametrize("samples", [3000, 20_000], ids=["no-preconditioner", "subsample"])
+def test_solves_and_matrices_give_the_same_covariance(monkeypatch, options, samples):
+    """A softmax does not see what is added to all logits: differences of columns are identified."""
+    result = categorical(samples)
+
+    def differences(u):
+        return (u[:, 1:] - u[:, :1])[:2]
+
+    monkeypatch.setattr(fisher_covariance, "dense_costs_less", lambda *_: True)
+    dense = result.covariance(differences, **options)
+    monkeypatch.setattr(fisher_covariance, "dense_costs_less", lambda *_: False)
+    torch.testing.assert_close(
+        result.covariance(differences, **options), dense, rtol=1e-5, atol=1e-12
+    )
+    with pytest.raises(ValueError, match="f is not identified: it changes along a direction"):
+        result.covariance(lambda u: u[0], **options)
+
+
+def test_matrices_are_the_same_whatever_is_summed_at_once(monkeypatch):
+    operator = categorical().problem.fisher(Stiefel(12, 3).random_point(generator=generator(2)))
+    basis = operator.manifold.tangent_basis(operator.point).flatten(1)
+    once = operator.in_basis(basis)
+    torch.testing.assert_close(once, basis @ operator.dense() @ basis.mT)
+    monkeypatch.setattr(fisher_jacobian, "BLOCK_ENTRIES", 1)
+    torch.testing.assert_close(operator.in_basis(basis), once)
+
+
+def test_there_is_no_limit_to_the_dimension():
+    """6,000 means of groups: the variance of a sum is the sum of 1/n_i."""
+    place = torch.arange(20_000) % 6000
+    y = normal(20_000)
+    problem = NLLProblem(Euclidean(6000), lambda x, t: t[x[:, 0]], Gaussian(), place[:, None], y)
+    result = minimize(problem, torch.zeros(6000, dtype=torch.float64), solve="cg")
+    counts = torch.bincount(place).double()
+    for options in ({}, {"information": "observed"}):
+        found = result.covariance(lambda t: torch.stack([t[:10].sum(), t[5999]]), **options)
+        expected = torch.stack([(1 / counts[:10]).sum(), 1 / counts[5999]])
+        torch.testing.assert_close(found, torch.diag(expected), rtol=1e-6, atol=1e-10)
+
+
+def test_a_saddle_of_many_dimensions_has_no_covariance():
+    a = torch.diag(torch.arange(60, dtype=torch.float64))
+    problem = LossProblem(Sphere(60), lambda w: w @ a @ w)
+    saddle = minimize(problem, torch.eye(60).double()[30], method="trust-region")
+    with pytest.raises(ValueError, match="no minimum of the loss"):
+        saddle.covariance(lambda w: w.sum())

@@ -1,8 +1,18 @@
-"""Standard errors on manifolds: the inverse Fisher information on the tangent space, and what follows from it.
+"""The information of an estimate, and standard errors from it: the one place for both.
 
-    C = (N F)⁻¹ in an orthonormal basis b_1..b_m of the tangent space at the estimate x̂,
-    Cov f(x̂) = J C Jᵀ,  J_i = Df(x̂)[b_i]      (delta method),
-    {R_x̂(Σ c_i b_i) : cᵀC⁻¹c ≤ χ²_m}          (confidence region).
+With Ψ = (1/N) Σ w_i ψ_i at its minimum x̂, and everything as an operator on the tangent space there,
+
+    expected   F = (1/N) Σ w_i E[grad ψ_i grad ψ_iᵀ]     the model's Fisher information      Cov x̂ = F⁻¹/N
+    observed   H = Hess Ψ                                  the curvature that was seen       Cov x̂ = H⁻¹/N
+    sandwich   H⁻¹ S H⁻¹,  S = (1/N) Σ w_i grad ψ_i grad ψ_iᵀ    right for a wrong model, too     Cov x̂ = H⁻¹ S H⁻¹/N
+
+and S = (1/N) Σ_c g_c g_cᵀ with sums g_c over clusters of dependent samples. By the delta method
+
+    Cov f(x̂) = Dᵀ A D / N,  D = A⁻¹ grad f  (A = F or H),    Dᵀ S D / N for the sandwich,
+
+one solve for each entry of f, by conjugate gradients; or by a matrix in an orthonormal basis, where it costs less:
+
+    {R_x̂(Σ c_i b_i) : cᵀC⁻¹c ≤ χ²_m},   C the covariance of the coordinates c       (confidence region).
 
 A quotient (Grassmann) has horizontal tangent vectors, so that f must be a function of the subspace. Directions that the
 data do not identify, such as rotations of factor loadings, have no variance: f must not change along them.
@@ -13,14 +23,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fisherfold.fisher.blocks import rounding_share
-from fisherfold.fisher.operators import FisherOperator
-from fisherfold.fisher.solve import coordinates, in_basis, tangent_basis
+from fisherfold.fisher.operators import FisherOperator, PreconditionedFisher
+from fisherfold.fisher.solve import coordinates, dense_costs_less, solve, tangent_basis
 from fisherfold.manifolds.base import (
     Manifold,
     Point,
@@ -32,8 +43,14 @@ from fisherfold.manifolds.base import (
 )
 from fisherfold.warn import warn
 
-LARGEST = 4096  # dimensions for which matrices are formed
-NO_MINIMUM = 0.1  # standard errors between an estimate and the minimum
+# A step to the minimum of so many standard errors or more is reported.
+NO_MINIMUM = 0.1
+# The relative residual of a solve for a standard error.
+PRECISION = 1e-8
+# The share of a gradient of f in unidentified directions from which on f is not identified.
+UNIDENTIFIED = 1e-4
+# Curvatures below this share of the largest one are those of an invariance, for products of gradients.
+FLAT_UNITS = 1e2
 
 
 @dataclass(frozen=True)
@@ -41,18 +58,59 @@ class Covariance:
     """The covariance of an estimate on the tangent space.
 
     Attributes:
-        manifold: the manifold.
-        point: the estimate x̂.
-        basis: orthonormal tangent vectors, flattened, as rows; shape (dim, entries of the point).
-        matrix: C, of the coordinates in that basis; shape (dim, dim).
-        flat: directions that the data do not identify, as rows of coordinates; C is 0 there.
+        information: F or H at the estimate, an operator.
+        count: N, over the dispersion.
+        scores: S of the sandwich, an operator; None without.
+        nearby: an operator near the information that is cheaply made dense, to precondition solves; None without.
     """
 
-    manifold: Manifold
-    point: Point
-    basis: Tensor = field(repr=False)
-    matrix: Tensor = field(repr=False)
-    flat: Tensor = field(repr=False)
+    information: FisherOperator
+    count: float
+    scores: FisherOperator | None = None
+    nearby: FisherOperator | None = field(default=None, repr=False)
+
+    @property
+    def manifold(self) -> Manifold:
+        """The manifold."""
+        return self.information.manifold
+
+    @property
+    def point(self) -> Point:
+        """The estimate x̂."""
+        return self.information.point
+
+    @cached_property
+    def basis(self) -> Tensor:
+        """Orthonormal tangent vectors, flattened, as rows; shape (dim, entries of the point)."""
+        return tangent_basis(self.manifold, self.point).mT
+
+    @cached_property
+    def _inverse(self) -> tuple[Tensor, Tensor]:
+        """A⁻¹ in the basis, and the directions that the data do not identify as rows of coordinates."""
+        matrix = self.information.in_basis(self.basis)
+        if not bool(torch.isfinite(matrix).all()):
+            raise ValueError("the Fisher information at the estimate is not finite")
+        values, vectors = torch.linalg.eigh(matrix)
+        largest, least = float(values.abs().max()), float(values[0])
+        # along an invariance of the model the curvature of a loss is as small as the gradient that a run has left
+        if least < -10 * tolerance(values.dtype) * largest:
+            raise ValueError(_no_minimum(least, largest))
+        keep = values > largest * FLAT_UNITS * rounding_share(len(values), values.dtype)
+        inverse = (vectors[:, keep] / values[keep]) @ vectors[:, keep].mT
+        return inverse, vectors[:, ~keep].mT
+
+    @property
+    def flat(self) -> Tensor:
+        """Directions that the data do not identify, as rows of coordinates; the covariance is 0 there."""
+        return self._inverse[1]
+
+    @cached_property
+    def matrix(self) -> Tensor:
+        """C, of the coordinates in the basis; shape (dim, dim)."""
+        inverse = self._inverse[0]
+        if self.scores is None:
+            return inverse / self.count
+        return inverse @ self.scores.in_basis(self.basis) @ inverse / self.count
 
     def of(self, f: Callable[[Any], Tensor]) -> tuple[Tensor, Tensor]:
         """A function of the estimate and its covariance, by the delta method.
@@ -70,15 +128,64 @@ class Covariance:
         ambient = torch.autograd.functional.jacobian(
             lambda flat: entries(unflatten(flat, self.point)), flatten(self.point)
         )  # type: ignore[no-untyped-call]
-        slopes = self.basis @ ambient.reshape(value.numel(), -1).mT
+        ambient = ambient.reshape(value.numel(), -1)
+        if self._is_dense(value.numel()):
+            return value.detach(), self._by_matrix(ambient).detach()
+        return value.detach(), self._by_solves(ambient).detach()
+
+    def _is_dense(self, count: int) -> bool:
+        """Whether a matrix is there, or costs less than a solve for every entry of a function."""
+        return "_inverse" in self.__dict__ or dense_costs_less(self.information, count)
+
+    def _by_matrix(self, ambient: Tensor) -> Tensor:
+        slopes = self.basis @ ambient.mT
         if len(self.flat):
             lost = float((self.flat @ slopes).norm())
-            if lost > 1e-4 * float(slopes.norm()):
-                raise ValueError(
-                    f"f is not identified: it changes along {len(self.flat)} directions in which the Fisher "
-                    "information is 0; fix the model's invariance, or take a function that does not depend on it"
-                )
-        return value.detach(), (slopes.mT @ self.matrix @ slopes).detach()
+            if lost > UNIDENTIFIED * float(slopes.norm()):
+                raise ValueError(_unidentified(f"{len(self.flat)} directions"))
+        return slopes.mT @ self.matrix @ slopes
+
+    def _by_solves(self, ambient: Tensor) -> Tensor:
+        gradients = [
+            self.manifold.riemannian_gradient(self.point, unflatten(row, self.point))
+            for row in ambient
+        ]
+        solved = [self._solve(gradient) for gradient in gradients]
+        if self.scores is None:
+            images = gradients
+        else:
+            images = [self.scores._matvec(d) for d in solved]
+        pairs = [[self.manifold._inner(self.point, d, g) for g in images] for d in solved]
+        found = torch.stack([torch.stack(row) for row in pairs]) / self.count
+        return (found + found.mT) / 2
+
+    @cached_property
+    def _preconditioned(self) -> FisherOperator:
+        if self.nearby is None:
+            return self.information
+        return PreconditionedFisher(self.information, self.nearby)
+
+    def _solve(self, gradient: Tangent, *, strict: bool = True) -> Tangent:
+        """A⁻¹ g by the matrix or by conjugate gradients, which also tell saddles and what is not identified.
+
+        ``strict``: whether g must lie in the range of A.
+        """
+        if self._is_dense(1):
+            flat = flatten(gradient)[None]
+            c = coordinates(self.manifold, self.point, self.basis, flat)[0]
+            return unflatten(self._inverse[0] @ c @ self.basis, self.point)
+        found = solve(self._preconditioned, gradient, 0.0, method="cg", rtol=PRECISION)
+        if found.curvature == "negative":
+            raise ValueError(_no_minimum(-math.inf, math.inf))
+        if strict and found.residual > UNIDENTIFIED:
+            if found.curvature == "zero":
+                raise ValueError(_unidentified("a direction"))
+            warn(
+                f"a standard error was solved for up to a relative residual of {found.residual:.1e} only; the "
+                "information at the estimate is nearly singular",
+                RuntimeWarning,
+            )
+        return found.x
 
     def standard_errors(self, f: Callable[[Any], Tensor]) -> tuple[Tensor, Tensor]:
         """A function of the estimate and the standard errors of its entries."""
@@ -96,10 +203,8 @@ class Covariance:
 
     def distance(self, x: Point) -> float:
         """cᵀC⁻¹c of the coordinates c of log_x̂(x): on average ``dim`` at the truth."""
-        v = self.manifold.log(self.point, x)
-        c = torch.stack(
-            [self.manifold.inner(self.point, unflatten(b, self.point), v) for b in self.basis]
-        )
+        v = flatten(self.manifold.log(self.point, x))[None]
+        c = coordinates(self.manifold, self.point, self.basis, v)[0]
         values, vectors = torch.linalg.eigh(self.matrix)
         keep = values > values.max() * rounding_share(len(values), values.dtype)
         return float(((vectors.mT @ c)[keep].square() / values[keep]).sum())
@@ -140,6 +245,32 @@ class Covariance:
 
         return math.sqrt(chi2.ppf(_level(level), len(self.matrix) - len(self.flat)))
 
+    def check_minimum(self, gradient: Tangent) -> None:
+        """Warn unless the minimum is less than a tenth of a standard error away.
+
+        ``gradient``: of the loss at the estimate.
+        """
+        # how far a minimum is needs no digits: the nearby information will do
+        near = self._preconditioned
+        if isinstance(near, PreconditionedFisher) and "_inverse" not in self.__dict__:
+            step = near.precondition(gradient, 0.0)
+            inverse = near.precondition(step, 0.0)
+        else:
+            # what rounding has left of a gradient points anywhere
+            step = self._solve(gradient, strict=False)
+            inverse = self._solve(step, strict=False)
+        length = float(self.manifold._inner(self.point, step, step))
+        image = step if self.scores is None else self.scores._matvec(inverse)
+        variance = float(self.manifold._inner(self.point, inverse, image)) / self.count
+        # the length of the step to the minimum over the standard error in its direction
+        ahead = length / math.sqrt(abs(variance)) if variance else 0.0
+        if ahead > NO_MINIMUM:
+            warn(
+                f"the estimate is no minimum of the loss: the next step would be {ahead:.2g} standard errors long; run "
+                "minimize until it converges",
+                RuntimeWarning,
+            )
+
 
 def covariance(
     operator: FisherOperator,
@@ -147,50 +278,32 @@ def covariance(
     *,
     gradient: Tangent,
     scores: FisherOperator | None = None,
+    nearby: FisherOperator | None = None,
 ) -> Covariance:
-    """The covariance of a maximum-likelihood estimate from the Fisher information at it.
+    """The covariance of a maximum-likelihood estimate from the information at it.
 
-    ``count``: N. ``gradient``: of the loss; warns unless it is near 0. ``scores``: the empirical Fisher matrix, for the
-    sandwich F⁻¹ (1/N) E[g gᵀ] F⁻¹ that does not trust the likelihood. Raises ValueError if the manifold is too large,
-    or F is not finite or has a negative eigenvalue.
+    ``operator``: F or H. ``count``: N. ``gradient``: of the loss; warns unless it is near 0. ``scores``: S, for the
+    sandwich A⁻¹ S A⁻¹, which does not trust the likelihood where A is the Hessian. ``nearby``: see ``Covariance``.
+    Raises ValueError if the information is not finite or has a negative eigenvalue.
     """
-    manifold, point = operator.manifold, operator.point
-    if manifold.dim > LARGEST:
-        raise ValueError(
-            f"a covariance forms a matrix of the dimension of the manifold, {manifold.dim} > {LARGEST}"
-        )
-    basis = tangent_basis(manifold, point).mT
-    information = in_basis(operator, basis)
-    if not bool(torch.isfinite(information).all()):
-        raise ValueError("the Fisher information at the estimate is not finite")
-    values, vectors = torch.linalg.eigh(information)
-    largest, least = float(values.abs().max()), float(values[0])
-    # along an invariance of the model the curvature of a loss is as small as the gradient that a run has left
-    if least < -10 * tolerance(values.dtype) * largest:
-        raise ValueError(
-            f"the information at the estimate has the negative eigenvalue {least:.2e} (the largest is {largest:.2e}): "
-            "this is no minimum of the loss; run minimize to convergence, or from another start"
-        )
-    # products of gradients lose what is below the square root of the precision
-    keep = values > largest * 1e2 * rounding_share(len(values), values.dtype)
-    matrix = inverse = (vectors[:, keep] / values[keep]) @ vectors[:, keep].mT
-    if scores is not None:
-        matrix = inverse @ in_basis(scores, basis) @ inverse
-    step = (
-        inverse
-        @ coordinates(
-            manifold, point, basis, flatten(reorder_like(gradient, manifold.point_shape))[None]
-        )[0]
+    found = Covariance(operator, count, scores, nearby)
+    found.check_minimum(reorder_like(gradient, found.point))
+    return found
+
+
+def _no_minimum(least: float, largest: float) -> str:
+    size = "" if math.isinf(least) else f" {least:.2e} (the largest is {largest:.2e})"
+    return (
+        f"the information at the estimate has the negative eigenvalue{size}: this is no minimum of the loss; run "
+        "minimize to convergence, with escape=True, or from another start"
     )
-    # the length of the step to the minimum over the standard error in its direction
-    ahead = float(step @ step) / math.sqrt(abs(float(step @ matrix @ step)) / count or math.inf)
-    if ahead > NO_MINIMUM:
-        warn(
-            f"the estimate is no minimum of the loss: the next step would be {ahead:.2g} standard errors long; run "
-            "minimize until it converges",
-            RuntimeWarning,
-        )
-    return Covariance(manifold, point, basis, matrix / count, vectors[:, ~keep].mT)
+
+
+def _unidentified(where: str) -> str:
+    return (
+        f"f is not identified: it changes along {where} in which the Fisher information is 0; fix the model's "
+        "invariance, or take a function that does not depend on it"
+    )
 
 
 def _level(level: float) -> float:

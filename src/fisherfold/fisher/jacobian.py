@@ -11,7 +11,7 @@ linear in w. No product evaluates the model again (a forward-mode product would,
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import override
 
+from fisherfold.fisher.blocks import gram
 from fisherfold.fisher.likelihoods import Likelihood
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds.base import (
@@ -29,10 +30,14 @@ from fisherfold.manifolds.base import (
     leaves,
     reorder_like,
     tree_map,
+    unflatten,
     unflatten_like,
 )
 
 Graph: TypeAlias = "tuple[Point, Tensor]"
+
+# Entries of the Jacobian that are formed at once: they stay in the cache.
+BLOCK_ENTRIES = 2**19
 
 
 def record(outputs: Callable[[Point], Tensor], point: Point) -> Graph:
@@ -48,14 +53,24 @@ def record(outputs: Callable[[Point], Tensor], point: Point) -> Graph:
 
 
 class JacobianFisher(FisherOperator):
-    """What the exact, Monte-Carlo and empirical operators share."""
+    """What the exact, Monte-Carlo and empirical operators share.
+
+    Args:
+        manifold: the manifold.
+        point: the point θ.
+        outputs: the outputs z of all samples, a torch function of θ.
+        jacobian: the Euclidean Jacobian of the outputs of a slice of samples, with leading dimensions (samples, q).
+        likelihood: the distribution of a target given z.
+        weights: w_i, one per sample.
+        graph: θ as variables and z computed from them, if the caller has them already.
+    """
 
     def __init__(
         self,
         manifold: Manifold,
         point: Point,
         outputs: Callable[[Point], Tensor],
-        jacobian: Callable[[], Point],
+        jacobian: Callable[[slice], Point],
         likelihood: Likelihood,
         *,
         weights: Tensor | None = None,
@@ -72,21 +87,21 @@ class JacobianFisher(FisherOperator):
         self._root_weights = None if weights is None else weights.sqrt()
         self._transposed: tuple[Tensor, list[Tensor]] | None = None
 
-    def _weighted(self, u: Tensor) -> Tensor:
+    def _weighted(self, u: Tensor, part: slice = slice(None)) -> Tensor:
         """Times the roots of the weights, sample by sample."""
         if self._root_weights is None:
             return u
-        return u * self._root_weights.to(u.dtype).reshape(-1, *(1 for _ in u.shape[1:]))
+        return u * self._root_weights[part].to(u.dtype).reshape(-1, *(1 for _ in u.shape[1:]))
 
     @abstractmethod
     def _output_product(self, u: Tensor) -> Tensor:
         """B u for vectors u in the space of the outputs, sample by sample."""
 
     @abstractmethod
-    def _output_factor(self) -> Tensor:
-        """S of shape (N, q, r) with B_i = S_i S_iᵀ."""
+    def _output_factor(self, part: slice) -> Tensor:
+        """S of shape (n, q, r) with B_i = S_i S_iᵀ, for a slice of samples."""
 
-    def push_forward(self, v: Tangent) -> Tensor:
+    def jvp(self, v: Tangent) -> Tensor:
         """The Jacobian product J v."""
         if not self._graph.requires_grad:
             return torch.zeros_like(self.z)
@@ -116,26 +131,38 @@ class JacobianFisher(FisherOperator):
             )
         )
 
-    def pull_back(self, w: Tensor) -> Tangent:
+    def vjp(self, w: Tensor) -> Tangent:
         """The adjoint product P Jᵀ w, in the metric of the manifold."""
-        return self.manifold.riemannian_gradient(
-            self.point, unflatten_like(self._backward(w), self.point)
-        )
+        return self.manifold._gradient(self.point, unflatten_like(self._backward(w), self.point))
 
     @override
     @torch.inference_mode(False)  # where torch before 2.13 takes every derivative for 0
     def _matvec(self, v: Tangent) -> Tangent:
-        return self.pull_back(self._output_product(self.push_forward(v)) / self.n_samples)
+        return self.vjp(self._output_product(self.jvp(v)) / self.n_samples)
+
+    def _factor_rows(self, part: slice) -> Tensor:
+        """The rows of the factor for a slice of samples, before their projection onto the tangent space."""
+        factor = self._output_factor(part) / self.n_samples**0.5
+        jacobian = flatten(reorder_like(self._jacobian(part), self.point), batch=2)
+        return (factor.mT @ jacobian).flatten(0, 1)
+
+    def _slices(self) -> Iterator[slice]:
+        """Samples whose Jacobians stay in the cache, whatever N is."""
+        entries = (self.n_rows or 1) // self.n_samples * flatten(self.point).numel()
+        size = max(1, BLOCK_ENTRIES // max(entries, 1))
+        return (slice(k, min(k + size, self.n_samples)) for k in range(0, self.n_samples, size))
 
     @override
     def rows(self) -> Tensor:
-        factor = self._output_factor() / self.n_samples**0.5
-        stacked = tree_map(
-            lambda leaf: torch.einsum("nqr,nq...->nr...", factor, leaf).flatten(0, 1),
-            self._jacobian(),
-        )
-        tangent = self.manifold.project(self.point, stacked)
-        return flatten(tangent, batch=1)
+        rows = torch.cat([self._factor_rows(part) for part in self._slices()])
+        return flatten(self.manifold.project(self.point, unflatten(rows, self.point)), batch=1)
+
+    @override
+    def in_basis(self, basis: Tensor) -> Tensor:
+        total = basis.new_zeros(len(basis), len(basis))
+        for part in self._slices():
+            total += gram(self._factor_rows(part) @ basis.mT)
+        return total
 
 
 class ExactFisher(JacobianFisher):
@@ -152,13 +179,14 @@ class ExactFisher(JacobianFisher):
         return self._weighted(self.likelihood.fisher_vp(self.z, self._weighted(u)))
 
     @override
-    def _output_factor(self) -> Tensor:
-        return self._weighted(self.likelihood.fisher_factor(self.z))
+    def _output_factor(self, part: slice) -> Tensor:
+        return self._weighted(self.likelihood.fisher_factor(self.z[part]), part)
 
 
-class _ScoreFisher(JacobianFisher):
-    """B_i is the mean of outer products of scores, of shape (draws, N, q), times the weight of the sample."""
+class ScoreFisher(JacobianFisher):
+    """(1/N) Σ_i w_i mean_s J_iᵀ s_is s_isᵀ J_i for scores s of shape (draws, N, q)."""
 
+    approximates = "the second moment of given scores"
     scores: Tensor
 
     @override
@@ -168,11 +196,12 @@ class _ScoreFisher(JacobianFisher):
         return self._weighted((self.scores * along).mean(dim=0).reshape(u.shape))
 
     @override
-    def _output_factor(self) -> Tensor:
-        return self._weighted(self.scores.permute(1, 2, 0) / len(self.scores) ** 0.5)
+    def _output_factor(self, part: slice) -> Tensor:
+        scores = self.scores[:, part].permute(1, 2, 0) / len(self.scores) ** 0.5
+        return self._weighted(scores, part)
 
 
-class MonteCarloFisher(_ScoreFisher):
+class MonteCarloFisher(ScoreFisher):
     """The RFIM with targets sampled from the model: (1/N) Σ_i mean_s grad ψ_i(ỹ_s) grad ψ_i(ỹ_s)ᵀ, ỹ_s ~ p(· | z_i).
 
     Unbiased for the exact RFIM; its error falls like 1/√(draws · N).
@@ -207,14 +236,14 @@ class MonteCarloFisher(_ScoreFisher):
         return super().moved(anchor_batch, batch, samples, weight)
 
 
-class EmpiricalFisher(_ScoreFisher):
-    """The REFIM: (1/N) Σ_i grad ψ_i grad ψ_iᵀ with the observed targets.
+class EmpiricalFisher(ScoreFisher):
+    """The REFIM: (1/N) Σ_i w_i grad ψ_i grad ψ_iᵀ with the observed targets.
 
     Not the Fisher information away from the true parameter: it vanishes at a perfect fit.
 
     Args:
         *args: as of ``ExactFisher``.
-        y: the targets.
+        y: the targets; None where the outputs are losses themselves, with score 1.
         **options: as of ``ExactFisher``.
     """
 
@@ -222,10 +251,46 @@ class EmpiricalFisher(_ScoreFisher):
         "the observed second moment of the gradients (REFIM), not an expectation over the model"
     )
 
-    def __init__(self, *args: Any, y: Tensor, **options: Any) -> None:
+    def __init__(self, *args: Any, y: Tensor | None, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.scores = score(self.likelihood, self.z, y)[None]
+        if y is None:
+            self.scores = torch.ones_like(self.z)[None, :, None]
+        else:
+            self.scores = score(self.likelihood, self.z, y)[None]
         self.n_rows = self.n_samples
+
+
+class ClusterFisher(FisherOperator):
+    """The second moment of the sums of gradients over clusters: the filling of a sandwich for dependent samples.
+
+        (1/N) G/(G - 1) Σ_c g_c g_cᵀ,    g_c = Σ_{i in c} w_i grad ψ_i,    G clusters
+
+    Args:
+        empirical: the operator of the single samples.
+        groups: the cluster of every sample, 0 to G - 1.
+        weights: w_i, one per sample.
+    """
+
+    approximates = "the second moment of the sums of gradients over clusters"
+
+    def __init__(
+        self, empirical: EmpiricalFisher, groups: Tensor, weights: Tensor | None = None
+    ) -> None:
+        super().__init__(empirical.manifold, empirical.point)
+        self.empirical, self.groups = empirical, groups
+        self.count = int(groups.max()) + 1
+        scores = empirical.scores[0]
+        self.scores = scores if weights is None else scores * weights[:, None].to(scores.dtype)
+
+    @override
+    @torch.inference_mode(False)
+    def _matvec(self, v: Tangent) -> Tangent:
+        u = self.empirical.jvp(v)
+        along = (self.scores * u.reshape(len(u), -1)).sum(1)
+        sums = along.new_zeros(self.count).index_add_(0, self.groups, along)
+        found = (self.scores * sums[self.groups, None]).reshape(u.shape)
+        share = self.count / (self.count - 1) / self.empirical.n_samples
+        return self.empirical.vjp(share * found)
 
 
 def score(likelihood: Likelihood, z: Tensor, y: Tensor) -> Tensor:

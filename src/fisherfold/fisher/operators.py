@@ -14,9 +14,11 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fisherfold.fisher.conjugate import Solution
-from fisherfold.fisher.solve import solve
+from fisherfold.fisher.damped import Spectrum
+from fisherfold.fisher.solve import coordinates, solve, tangent_basis
 from fisherfold.manifolds.base import (
     Manifold,
     Point,
@@ -45,11 +47,13 @@ class FisherOperator(ABC):
         approximates: a sentence with the formula, for people.
         n_rows: how many rows the factor W has, or None if there is none.
         preconditioner: an operator near this one that is easily inverted, or None.
+        work: floating point operations of one evaluation of what it is made of, to judge the cost of a product.
     """
 
     approximates: ClassVar[str]
     n_rows: int | None = None
     preconditioner: FisherOperator | None = None
+    work: float = 0.0
 
     @property
     def is_structured(self) -> bool:
@@ -93,6 +97,12 @@ class FisherOperator(ABC):
         Raises TypeError if the operator has no such factor.
         """
         raise TypeError(f"{type(self).__name__} has no factor in sample space")
+
+    def in_basis(self, basis: Tensor) -> Tensor:
+        """The matrix <b_i, F b_j> in an orthonormal basis, whose vectors are rows: a product for each of them."""
+        images = torch.stack([flatten(self._matvec(unflatten(b, self.point))) for b in basis])
+        matrix = coordinates(self.manifold, self.point, basis, images)
+        return (matrix + matrix.mT) / 2
 
     def structured_solve(self, g: Tangent, damping: float) -> Tangent | None:
         """A direct solve that uses the operator's structure, or None if it has no structure to use."""
@@ -198,6 +208,36 @@ class DenseFisher(FisherOperator):
         return self.manifold.riemannian_gradient(
             self.point, unflatten(self.matrix @ flatten(v), self.point)
         )
+
+
+class PreconditionedFisher(FisherOperator):
+    """An operator with the eigenpairs of a nearby one as its preconditioner.
+
+    Args:
+        operator: the operator.
+        nearby: one that costs little to make dense, such as that of some of the samples.
+    """
+
+    approximates = "nothing: the operator itself"
+
+    def __init__(self, operator: FisherOperator, nearby: FisherOperator) -> None:
+        super().__init__(operator.manifold, operator.point)
+        self.operator, self.nearby = operator, nearby
+        self.basis = tangent_basis(self.manifold, self.point).mT
+        spectrum = Spectrum.of(nearby.in_basis(self.basis))
+        seen = spectrum.values > 0
+        # along flat directions no better than along the flattest other one
+        least = spectrum.values[seen].min() if bool(seen.any()) else 1.0
+        self.spectrum = Spectrum(torch.where(seen, spectrum.values, least), spectrum.vectors)
+
+    @override
+    def _matvec(self, v: Tangent) -> Tangent:
+        return self.operator._matvec(v)
+
+    @override
+    def precondition(self, v: Tangent, damping: float) -> Tangent:
+        c = coordinates(self.manifold, self.point, self.basis, flatten(v)[None])[0]
+        return unflatten(self.spectrum.solve(c, damping) @ self.basis, self.point)
 
 
 class VarianceReducedFisher(FisherOperator):

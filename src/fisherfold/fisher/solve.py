@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fisherfold.fisher.blocks import gram
 from fisherfold.fisher.conjugate import Solution, conjugate_gradients
 from fisherfold.fisher.damped import Spectrum
 from fisherfold.manifolds.base import (
@@ -43,6 +42,10 @@ METHODS = ("structured", "woodbury", "dense", "cg", "pinv")
 DENSE_UP_TO = 128
 ROWS_UP_TO = 2048
 FACTOR_ENTRIES_UP_TO = 2**25
+# Products that conjugate gradients need for a solve to many digits, where nothing else is known.
+CG_PRODUCTS = 20
+# Dimensions up to which a matrix is formed without asking what it costs.
+SMALL = 32
 
 
 def choose(operator: FisherOperator) -> str:
@@ -137,15 +140,6 @@ def tangent_basis(manifold: Manifold, point: Point) -> Tensor:
     return flatten(reorder_like(manifold.tangent_basis(point), manifold.point_shape), batch=1).mT
 
 
-def in_basis(operator: FisherOperator, basis: Tensor) -> Tensor:
-    """The matrix <b_i, F b_j> of an operator in an orthonormal basis."""
-    if operator.n_rows is not None:
-        return gram(operator.rows() @ basis.mT)
-    images = torch.stack([flatten(operator._matvec(unflatten(b, operator.point))) for b in basis])
-    matrix = coordinates(operator.manifold, operator.point, basis, images)
-    return (matrix + matrix.mT) / 2
-
-
 def coordinates(manifold: Manifold, point: Point, basis: Tensor, vectors: Tensor) -> Tensor:
     """The inner products <b_j, v_i> in the metric of the manifold."""
     if manifold.ambient_metric:
@@ -156,11 +150,33 @@ def coordinates(manifold: Manifold, point: Point, basis: Tensor, vectors: Tensor
     return torch.stack([manifold.inner(points, rows, v) for v in like])
 
 
+def product_cost(operator: FisherOperator) -> float:
+    """What a product with the operator costs, in nanoseconds of a core of 2025."""
+    return 2e5 + 0.4 * operator.work + 80.0 * (operator.n_rows or 0)
+
+
+def dense_cost(operator: FisherOperator) -> float:
+    """What the matrix of the operator in a basis of the tangent space and its eigenpairs cost."""
+    dim, entries = operator.manifold.dim, flatten(operator.point).numel()
+    decompositions = 1.0 * (dim**3 + entries**3)
+    if operator.n_rows is None:
+        return dim * product_cost(operator) + decompositions
+    return operator.n_rows * (5.0 * entries + 0.05 * dim * (entries + dim)) + decompositions
+
+
+def dense_costs_less(operator: FisherOperator, count: int) -> bool:
+    """Whether a matrix costs less than so many solves by conjugate gradients."""
+    if operator.manifold.dim <= SMALL:
+        return True
+    products = min(operator.manifold.dim, CG_PRODUCTS)
+    return dense_cost(operator) <= count * products * product_cost(operator)
+
+
 def _in_tangent_basis(operator: FisherOperator, g: Tangent, damping: float) -> Tangent:
     if operator.manifold.dim == 0:
         return scale(0.0, g)
     basis = tangent_basis(operator.manifold, operator.point).mT
-    spectrum = Spectrum.of(in_basis(operator, basis), name="F")
+    spectrum = Spectrum.of(operator.in_basis(basis), name="F")
     least = float(spectrum.values[0])
     if least < 0 and least + damping <= 0:
         # negative curvature that is no rounding, and that the damping has not outweighed

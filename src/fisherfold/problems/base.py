@@ -14,11 +14,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fisherfold.distributed import ALONE, Group
-from fisherfold.fisher.hessian import Hessian
+from fisherfold.fisher.hessian import Hessian, PriorFisher
+from fisherfold.fisher.jacobian import ClusterFisher, EmpiricalFisher
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.fisher.solve import solve
 from fisherfold.manifolds.base import Manifold, Point, Tangent, combine, is_finite, leaves, scale
@@ -75,6 +77,26 @@ class Problem(ABC):
         if "observed" in self.fisher_kinds:
             return self.fisher(x, batch, kind="observed")
         return Hessian(self.manifold, x, lambda theta: self.loss(theta, batch))
+
+    def scores(self, x: Point, groups: Any = None) -> FisherOperator:
+        """The second moment of the gradients of the samples: the filling of a sandwich.
+
+        ``groups``: a label for every sample, such that samples of different labels are independent; all are if not
+        given. Raises ValueError if the problem has no gradients of single samples, or groups of another length.
+        """
+        if "empirical" not in self.fisher_kinds:
+            raise ValueError(
+                f"robust=True needs the gradients of samples (the Fisher kind 'empirical'), {type(self).__name__} has "
+                f"{list(self.fisher_kinds)}"
+            )
+        found = self.fisher(x, kind="empirical")
+        found = found.data if isinstance(found, PriorFisher) else found
+        if groups is None:
+            return found
+        if not isinstance(found, EmpiricalFisher):
+            raise ValueError(f"{type(self).__name__} has no gradients of single samples for groups")
+        numbers = cluster_numbers(groups, self.n_samples).to(found.z.device)
+        return ClusterFisher(found, numbers, getattr(self, "weights", None))
 
     def loss_and_gradient(self, x: Point, batch: Tensor | None = None) -> tuple[Tensor, Tangent]:
         """Both at once, for problems that share work between them."""
@@ -188,6 +210,21 @@ class Snapshot:
             if not is_finite(x):
                 break
         return x
+
+
+def cluster_numbers(groups: Any, n_samples: int) -> Tensor:
+    """The labels of samples as numbers from 0 on."""
+    labels = groups.cpu().numpy() if isinstance(groups, Tensor) else np.asarray(groups)
+    if labels.shape != (n_samples,):
+        raise ValueError(
+            f"groups must be a label for each of the {n_samples} samples, got shape {labels.shape}"
+        )
+    found, numbers = np.unique(labels, return_inverse=True)
+    if len(found) < 2:
+        raise ValueError(
+            "groups must name at least two clusters of samples: one cluster alone says nothing about its variance"
+        )
+    return torch.from_numpy(numbers.astype(np.int64))
 
 
 def check_data(**columns: Any) -> None:

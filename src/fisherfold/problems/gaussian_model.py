@@ -19,6 +19,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from fisherfold.fisher.general_likelihoods import MultivariateGaussian
+from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds.base import Manifold, Point
 from fisherfold.problems.base import check_data
 from fisherfold.problems.nll import NLLProblem
@@ -30,9 +31,10 @@ class GaussianModel(NLLProblem):
     Args:
         manifold: where θ lives.
         moments: a torch function of θ that returns (μ, Σ), of shapes (d,) and (d, d).
-        y: the observations, shape (n, d); only their number, mean and covariance are kept.
+        y: the observations, shape (n, d); fits need their number, mean and covariance only, the sandwich all of them.
 
     Attributes:
+        y: the observations.
         mean: ȳ.
         covariance: S, with divisor n.
     """
@@ -53,7 +55,9 @@ class GaussianModel(NLLProblem):
                 f"moments must be a function of theta that returns (mean, covariance), got {moments!r}"
             )
         check_data(y=y)
-        self.moments, self.mean = moments, y.mean(0)
+        self.y = y
+        self.moments = moments
+        self.mean = y.mean(0)
         centred = y - self.mean
         self.covariance = centred.mT @ centred / len(y)
         # one sample: the statistics of all observations
@@ -70,6 +74,19 @@ class GaussianModel(NLLProblem):
         """The log-likelihood of all observations, with its constant: -n (Ψ + ½ d log 2π)."""
         constant = len(self.mean) * math.log(2 * math.pi) / 2
         return -self.n_samples * (float(self.loss(x)) + constant)
+
+    @override
+    def scores(self, x: Point, groups: Any = None) -> FisherOperator:
+        single = NLLProblem(
+            self.manifold,
+            lambda y, theta: MultivariateGaussian.pack(*self.moments(theta)).expand(
+                len(y), *y.shape[1:], y.shape[1] + 1
+            ),
+            self.likelihood,
+            self.y,
+            self.y,
+        )
+        return single.scores(x, groups)
 
     @override
     def _samples(self, batch: Tensor | None) -> Any:

@@ -17,7 +17,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from fisherfold.fisher.hessian import Hessian
-from fisherfold.fisher.jacobian import ExactFisher, Graph, record
+from fisherfold.fisher.jacobian import EmpiricalFisher, Graph, record
 from fisherfold.fisher.likelihoods import Gaussian
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds.base import (
@@ -156,15 +156,20 @@ class LossProblem(Problem):
             )
         samples = self._samples(batch)
 
-        def jacobian() -> Point:
+        def jacobian(part: slice) -> Point:
             def one(theta: Point, row: Any) -> Tensor:
-                return self._losses(theta, tuple(part.unsqueeze(0) for part in row))
+                return self._losses(theta, tuple(column.unsqueeze(0) for column in row))
 
             rows = torch.func.vmap(torch.func.jacrev(one), (None, 0), chunk_size=self.chunk_size)
-            return tree_map(Tensor.detach, rows(x, samples))
+            return tree_map(Tensor.detach, rows(x, tuple(column[part] for column in samples)))
 
-        return _GradientMoment(
-            self.manifold, x, lambda theta: self._losses(theta, samples), jacobian, Gaussian()
+        return EmpiricalFisher(
+            self.manifold,
+            x,
+            lambda theta: self._losses(theta, samples),
+            jacobian,
+            Gaussian(),
+            y=None,
         )
 
     def _mean(self, theta: Point, batch: Tensor | None) -> Tensor:
@@ -194,12 +199,6 @@ class LossProblem(Problem):
             return self.inputs
         check_batch(batch, self.n_samples)
         return tuple(part[batch] for part in self.inputs)
-
-
-class _GradientMoment(ExactFisher):
-    """(1/N) Σ grad ℓ_i grad ℓ_iᵀ: the exact operator of the losses themselves as outputs with unit variance."""
-
-    approximates = "the second moment of the gradients of the samples; the Fisher information if they are likelihoods"
 
 
 def _form(value: object) -> str:

@@ -16,10 +16,10 @@ from typing import Any, ClassVar, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 from typing_extensions import override
 
-from fisherfold.fisher.blocks import gram
-from fisherfold.fisher.hessian import PriorFisher
+from fisherfold.fisher.hessian import Hessian, PriorFisher
 from fisherfold.fisher.jacobian import EmpiricalFisher, ExactFisher, Graph, MonteCarloFisher, record
 from fisherfold.fisher.kronecker import KroneckerFisher
 from fisherfold.fisher.layers import layer_fisher
@@ -30,15 +30,21 @@ from fisherfold.manifolds import Euclidean, Manifold, Product
 from fisherfold.manifolds.base import (
     Point,
     Tangent,
+    flatten,
     leaves,
     positive_integer,
+    reorder_like,
     require_manifold,
     tree_map,
+    unflatten,
     unflatten_like,
 )
 from fisherfold.problems.base import Problem, check_batch, check_data, check_theta
 from fisherfold.problems.cache import LastPoint
 from fisherfold.problems.networks import check_independence, check_layers
+
+# Samples on which the work of a model is counted.
+COUNTED = 64
 
 
 class NLLProblem(Problem):
@@ -131,6 +137,7 @@ class NLLProblem(Problem):
         self._prior_checked = False
         self._last: LastPoint[Graph] = LastPoint()
         self._calls = 0
+        self._flops: float | None = None
 
     @classmethod
     def from_module(
@@ -264,12 +271,15 @@ class NLLProblem(Problem):
 
         Returns a tree like the point whose tensors have the leading dimensions (samples, outputs of one sample).
         """
+        return self._jacobian_of(x, self._samples(batch).rows)
+
+    def _jacobian_of(self, x: Point, rows: tuple[Tensor, ...]) -> Point:
         self._check_model(x)
 
         def one(theta: Point, *rows: Tensor) -> Tensor:
             return self._output_of_one(theta, *rows).reshape(-1)
 
-        return self._each(torch.func.jacrev, one, x, *self._samples(batch).rows)
+        return self._each(torch.func.jacrev, one, x, *rows)
 
     def _output_of_one(self, theta: Point, inputs: Tensor, offset: Tensor | None = None) -> Tensor:
         z = self.model(inputs.unsqueeze(0), theta)
@@ -323,9 +333,18 @@ class NLLProblem(Problem):
             raise ValueError(f"kind must be one of {list(self.fisher_kinds)}, got {kind!r}")
         self._check_theta(x)
         operator = self._fisher(x, batch, kind)
+        operator.work = self._work(x) * (self.n_samples if batch is None else len(batch))
         if self.prior is None:
             return operator
         return PriorFisher(operator, self._log_prior, 1 / self.n_samples)
+
+    @override
+    def hessian(self, x: Point, batch: Tensor | None = None) -> Hessian:
+        self._check_theta(x)
+        found = Hessian(self.manifold, x, lambda theta: self.loss(theta, batch))
+        samples = self.n_samples if batch is None else len(batch)
+        found.work = self._work(x) * samples
+        return found
 
     def _fisher(self, x: Point, batch: Tensor | None, kind: str) -> FisherOperator:
         data = self._samples(batch)
@@ -354,15 +373,35 @@ class NLLProblem(Problem):
                 generator=generator,
                 weights=data.weights,
             )
+
         # a solver asks for the gradient first: the operator goes on with the graph of that evaluation
-        parts = (self.manifold, x, outputs, lambda: self.jacobian(x, batch), self.likelihood)
+        def jacobian(part: slice) -> Point:
+            return self._jacobian_of(x, tuple(column[part] for column in data.rows))
+
+        parts = (self.manifold, x, outputs, jacobian, self.likelihood)
         shared: dict[str, Any] = {"weights": data.weights, "graph": self._last.get(x, batch)}
         if kind == "empirical":
             return EmpiricalFisher(*parts, y=data.targets, **shared)
         if kind == "monte-carlo":
             return MonteCarloFisher(*parts, draws=self.draws, generator=self._generator(), **shared)
         exact = ExactFisher(*parts, **shared)
-        return exact if kind == "exact" else DenseFisher(self.manifold, x, gram(exact.rows()))
+        if kind == "exact":
+            return exact
+        eye = torch.eye(flatten(x).numel(), dtype=leaves(x)[0].dtype, device=data.inputs.device)
+        matrix = exact.in_basis(eye)
+        for _ in range(2):  # P M P: the rows, then the columns
+            rows = self.manifold.project(exact.point, unflatten(matrix, exact.point))
+            matrix = flatten(reorder_like(rows, exact.point), batch=1).mT
+        return DenseFisher(self.manifold, exact.point, (matrix + matrix.mT) / 2)
+
+    def _work(self, x: Point) -> float:
+        """Floating point operations of the model per sample, counted once for some of them."""
+        if self._flops is None:
+            few = _Data(*(None if c is None else c[:COUNTED] for c in self._samples(None)))  # type: ignore[arg-type]
+            with FlopCounterMode(display=False) as counter, torch.no_grad():
+                self._outputs(x, few)
+            self._flops = counter.get_total_flops() / len(few.inputs)
+        return self._flops
 
     def _gradients(self, x: Point, batch: Tensor | None, *, drawn: bool) -> Tensor:
         """Per-sample gradients, times the roots of the weights, at drawn or at the observed targets."""
@@ -486,8 +525,7 @@ def _check_outputs(z: Tensor, inputs: Tensor, offset: Tensor | None = None) -> N
             f"model must return a tensor with one row per sample, ({len(inputs)}, ...), got {seen}{hint}"
         )
     if not z.is_floating_point():
-        hint = "; take its .real, or .abs().square()" if z.is_complex() else ""
-        raise ValueError(f"model must return a floating tensor, got {z.dtype}{hint}")
+        raise ValueError(f"model must return a floating tensor, got {z.dtype}")
     if offset is not None and offset.shape != z.shape:
         seen = tuple(offset.shape)
         raise ValueError(

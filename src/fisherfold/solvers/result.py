@@ -7,16 +7,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from fisherfold.fisher.covariance import covariance
-from fisherfold.manifolds.base import Point
+from fisherfold.fisher.operators import FisherOperator
+from fisherfold.manifolds.base import Point, leaves
 from fisherfold.plain import counted
 from fisherfold.problems.base import Problem
 
 if TYPE_CHECKING:
     import pandas
     import polars
+
+# Solves are preconditioned by a matrix up to this dimension, made from so many samples per dimension.
+LARGEST_NEARBY = 1000
+SAMPLES_PER_DIMENSION = 20
 
 
 @dataclass
@@ -98,18 +104,24 @@ class Result:
         self,
         f: Callable[[Any], Tensor] | None = None,
         *,
+        information: str | None = None,
         robust: bool = False,
+        groups: Any = None,
         dispersion: float = 1.0,
     ) -> Any:
-        """The covariance of the estimate, from the Fisher information on the tangent space at ``x``.
+        """The covariance of the estimate, from the information on the tangent space at ``x``.
 
-        It is that of maximum likelihood: the loss must be a mean negative log-likelihood, at its minimum. A prior of
-        the problem counts as data. Warns if the minimum is more than a tenth of a standard error away.
+        That of maximum likelihood needs a loss that is a mean negative log-likelihood, at its minimum, of a model that
+        is right; the sandwich (``robust=True``) any mean of losses. A prior of the problem counts as data. Warns if the
+        minimum is more than a tenth of a standard error away, or the run has not ended at one.
 
         Args:
             f: a torch function of the point; its covariance follows by the delta method.
-            robust: the sandwich with the observed gradients, right even where the likelihood is not; of problems with
-                a ``fisher`` of kind ``empirical``.
+            information: ``expected``, the model's Fisher information; ``observed``, the Hessian of the loss; the
+                expected one where the problem has it, if not given.
+            robust: the sandwich H⁻¹ S H⁻¹ of the Hessian and the second moment of the observed gradients, right even
+                where the likelihood is not.
+            groups: a label for every sample; samples of one label may depend on each other. Only with ``robust``.
             dispersion: a factor, such as the residual variance of a ``Gaussian()`` whose variance 1 was a placeholder;
                 not with ``robust``, whose observed gradients contain it.
 
@@ -125,24 +137,53 @@ class Result:
             raise ValueError("this result does not know its problem; results of minimize do")
         if not 0 < dispersion < math.inf:
             raise ValueError(f"dispersion must be a positive number, got {dispersion}")
+        if information not in (None, "expected", "observed"):
+            raise ValueError(
+                f"information must be 'expected' or 'observed', got {information!r}; robust=True gives the sandwich"
+            )
         if robust and dispersion != 1:
             raise ValueError(
                 f"robust=True takes the dispersion from the observed gradients; leave out dispersion={dispersion}"
             )
-        kinds = self.problem.fisher_kinds
-        if robust and "empirical" not in kinds:
-            name = type(self.problem).__name__
+        if robust and information == "expected":
             raise ValueError(
-                f"robust=True needs the Fisher kind 'empirical', {name} has {list(kinds)}"
+                "robust=True does not trust the model, whose expected information is of no use to it; leave out "
+                "information='expected'"
             )
-        scores = self.problem.fisher(self.x, kind="empirical") if robust else None
+        if groups is not None and not robust:
+            raise ValueError("groups are for the sandwich; add robust=True")
+        problem, kinds = self.problem, self.problem.fisher_kinds
         kind = next(kind for kind in ("exact", "observed", *kinds) if kind in kinds)
-        operator, count = (
-            self.problem.fisher(self.x, kind=kind),
-            self.problem.n_samples / dispersion,
+        observed = robust or information == "observed" or kind == "observed"
+        if information == "expected" and kind == "observed":
+            raise ValueError(
+                f"{type(problem).__name__} has no expected information, which takes a likelihood; use NLLProblem, or "
+                "information='observed'"
+            )
+        scores = problem.scores(self.x, groups) if robust else None
+        found = covariance(
+            problem.hessian(self.x) if observed else problem.fisher(self.x, kind=kind),
+            problem.n_samples / dispersion,
+            gradient=problem.gradient(self.x),
+            scores=scores,
+            nearby=self._nearby(problem, kind, observed=observed),
         )
-        found = covariance(operator, count, gradient=self.problem.gradient(self.x), scores=scores)
         return found if f is None else found.of(f)[1]
+
+    def _nearby(self, problem: Problem, kind: str, *, observed: bool) -> FisherOperator | None:
+        """The information of some of the samples, or the expected beside the observed one, for preconditioning."""
+        dim = problem.manifold.dim
+        if kind != "exact" or dim > LARGEST_NEARBY:
+            return None
+        count = SAMPLES_PER_DIMENSION * dim + 1000
+        if count < problem.n_samples / 4:
+            generator = torch.Generator().manual_seed(0)
+            batch = torch.randint(problem.n_samples, (count,), generator=generator)
+            try:
+                return problem.fisher(self.x, batch.to(leaves(self.x)[0].device), kind=kind)
+            except ValueError:  # of problems that keep statistics of all samples
+                pass
+        return problem.fisher(self.x, kind=kind) if observed else None
 
     def __repr__(self) -> str:
         made = counted(self.iterations, "iteration")
