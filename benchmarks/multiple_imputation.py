@@ -35,7 +35,7 @@ def fitted(table: np.ndarray) -> tuple[float, float]:
 
 
 def pooled(tables: list[np.ndarray]) -> tuple[float, float, float]:
-    from fisherfold.completion.imputer import pool_estimates
+    from fisherfold.completion import pool_estimates
 
     estimates, variances = zip(*map(fitted, tables), strict=True)
     found = pool_estimates(estimates, variances, df_complete=len(tables[0]) - tables[0].shape[1])

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-import fisherfold.completion.imputer as imputer
 from fisherfold import LowRankImputer, SubspaceClassifier, SubspaceRegressor
+from fisherfold.completion.imputation import imputer
 
 RNG = np.random.default_rng(0)
 X, TASK = RNG.normal(size=(80, 3)), np.arange(80) % 8

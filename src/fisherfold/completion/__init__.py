@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fisherfold.completion.cross_validation import MatrixCompletionCV
     from fisherfold.completion.implicit import ImplicitCompletion
-    from fisherfold.completion.imputer import LowRankImputer, Pooled, pool_estimates
+    from fisherfold.completion.imputation.imputer import LowRankImputer
+    from fisherfold.completion.imputation.pooling import Pooled, pool_estimates
     from fisherfold.completion.point.problem import CompletionProblem
     from fisherfold.completion.rating_model import MatrixCompletion
     from fisherfold.completion.ratings import Ratings
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
 _HOMES = {
     "CompletionProblem": "point.problem",
     "ImplicitCompletion": "implicit",
-    "LowRankImputer": "imputer",
+    "LowRankImputer": "imputation.imputer",
     "MatrixCompletion": "rating_model",
     "MatrixCompletionCV": "cross_validation",
-    "Pooled": "imputer",
+    "Pooled": "imputation.pooling",
     "Ratings": "ratings",
-    "pool_estimates": "imputer",
+    "pool_estimates": "imputation.pooling",
 }
 
 __all__ = [
