@@ -58,7 +58,7 @@ imports: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 docs: $(VENV)/.dev ## build the documentation, warnings are errors
-	$(BIN)/mkdocs build --strict -q
+	PYTHONPATH=docs/_extensions $(BIN)/zensical build --strict
 
 gallery: $(VENV)/.dev ## run the examples, make their pictures and docs/gallery.md
 	OMP_NUM_THREADS=1 $(BIN)/python examples/_gallery.py
@@ -83,4 +83,4 @@ lowest: ## the tests with the lowest versions that pyproject.toml admits (tried 
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -q --doctest-modules src/fisherfold --ignore src/fisherfold/manifolds/adapter.py $(OLD)
 
 clean:
-	rm -rf $(VENV) $(LOWEST) build dist site demo-output .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(LOWEST) build dist site .cache demo-output .pytest_cache .mypy_cache .ruff_cache
