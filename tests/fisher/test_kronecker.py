@@ -325,7 +325,9 @@ def test_moving_a_batch_adds_up_the_factors():
             kind.from_gradients(manifold, x0, gradients),
             kind.from_gradients(manifold, x0, gradients[batch]),
         )
-        moved = full.moved(at_anchor, kind.from_gradients(manifold, x, later[batch]), batch, 0.3)
+        moved = full.variance_reduced(
+            at_anchor, kind.from_gradients(manifold, x, later[batch]), batch, 0.3
+        )
         assert isinstance(moved, kind)
         agree(moved.dense(), kind.from_gradients(manifold, x, mixture).dense(), rtol=1e-12)
 
@@ -344,7 +346,7 @@ def test_moving_follows_the_representative(kind):
         kind.from_gradients(manifold, x0, part) for part in (gradients, gradients[batch])
     )
     turned = gradients[batch] @ turn
-    moved = full.moved(at_anchor, kind.from_gradients(manifold, x, turned), batch, 0.2)
+    moved = full.variance_reduced(at_anchor, kind.from_gradients(manifold, x, turned), batch, 0.2)
     v = manifold.random_tangent(x, generator=generator(6))
     expected = manifold.transport(x0, x, full.matvec(manifold.transport(x, x0, v)))
     agree(moved.matvec(v), expected, rtol=1e-12)
@@ -358,7 +360,7 @@ def test_moving_between_different_kinds_falls_back_to_the_general_formula():
         kind.from_gradients(manifold, x, gradients) for kind in (RowBlockFisher, KroneckerFisher)
     )
     for full, other in ((rows, factors), (factors, rows)):
-        moved = full.moved(other, other, torch.arange(2), 0.2)
+        moved = full.variance_reduced(other, other, torch.arange(2), 0.2)
         assert isinstance(moved, VarianceReducedFisher)
         agree(moved.dense(), full.dense(), rtol=1e-12)
 

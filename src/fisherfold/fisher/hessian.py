@@ -103,7 +103,18 @@ class PriorFisher(FisherOperator):
     ) -> None:
         super().__init__(data.manifold, data.point)
         self.data, self.scale, self.preconditioner = data, scale, data
+        self.function = prior
+        self.targets = data.targets
         self.prior = Hessian(data.manifold, self.point, prior)
+
+    @override
+    def variance_reduced(
+        self, anchor_batch: FisherOperator, batch: FisherOperator, samples: Tensor, weight: float
+    ) -> FisherOperator:
+        if not (isinstance(anchor_batch, PriorFisher) and isinstance(batch, PriorFisher)):
+            return super().variance_reduced(anchor_batch, batch, samples, weight)
+        data = self.data.variance_reduced(anchor_batch.data, batch.data, samples, weight)
+        return PriorFisher(data, batch.function, self.scale)
 
     @override
     def _matvec(self, v: Tangent) -> Tangent:

@@ -208,32 +208,17 @@ class MonteCarloFisher(ScoreFisher):
 
     Args:
         *args: as of ``ExactFisher``.
-        draws: targets per sample.
-        generator: the source of randomness.
+        targets: drawn targets of all samples, a tensor for each draw.
         **options: as of ``ExactFisher``.
     """
 
     approximates = "F^R by targets drawn from the model: unbiased, error 1/√(draws N)"
 
-    def __init__(
-        self, *args: Any, draws: int = 1, generator: torch.Generator | None = None, **options: Any
-    ) -> None:
+    def __init__(self, *args: Any, targets: list[Tensor], **options: Any) -> None:
         super().__init__(*args, **options)
-        if draws < 1:
-            raise ValueError(f"draws must be at least 1, got {draws}")
-        z = self.z.repeat(draws, *(1 for _ in self.z.shape[1:]))
-        targets = self.likelihood.sample(z, generator=generator)
-        self.scores = score(self.likelihood, z, targets).reshape(draws, self.n_samples, -1)
-        self.n_rows = draws * self.n_samples
-
-    @override
-    def moved(
-        self, anchor_batch: FisherOperator, batch: FisherOperator, samples: Tensor, weight: float
-    ) -> FisherOperator:
-        # what is taken away must be a part of what is there: with draws of its own the rest were not positive
-        if isinstance(anchor_batch, MonteCarloFisher):
-            anchor_batch.scores = self.scores[:, samples]
-        return super().moved(anchor_batch, batch, samples, weight)
+        self.scores = torch.stack([score(self.likelihood, self.z, y) for y in targets])
+        self.targets = targets
+        self.n_rows = len(targets) * self.n_samples
 
 
 class EmpiricalFisher(ScoreFisher):

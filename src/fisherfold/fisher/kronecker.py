@@ -82,11 +82,11 @@ class KroneckerFisher(FisherOperator):
         return cls(manifold, point, left=left, right=right, keep_trace=True)
 
     @override
-    def moved(
+    def variance_reduced(
         self, anchor_batch: FisherOperator, batch: FisherOperator, samples: Tensor, weight: float
     ) -> FisherOperator:
         if not (isinstance(anchor_batch, KroneckerFisher) and isinstance(batch, KroneckerFisher)):
-            return super().moved(anchor_batch, batch, samples, weight)
+            return super().variance_reduced(anchor_batch, batch, samples, weight)
         # on Grassmann, what stays at the anchor turns with the frame: the short factor R becomes Qᵀ R Q
         turn = self.manifold.alignment(self.point, batch.point)
         left = _moved(self.left, anchor_batch.left, batch.left, weight, None)

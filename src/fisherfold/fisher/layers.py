@@ -41,6 +41,8 @@ class BlockFisher(FisherOperator):
 
     approximates = "F by its diagonal blocks, one per factor of the product"
 
+    manifold: Product
+
     def __init__(self, manifold: Product, point: Point, blocks: dict[str, FisherOperator]) -> None:
         super().__init__(manifold, point)
         self.blocks = {name: blocks[name] for name in manifold.factors}
@@ -55,6 +57,20 @@ class BlockFisher(FisherOperator):
         return {name: block._matvec(v[name]) for name, block in self.blocks.items()}
 
     @override
+    def variance_reduced(
+        self, anchor_batch: FisherOperator, batch: FisherOperator, samples: Tensor, weight: float
+    ) -> FisherOperator:
+        if not (isinstance(anchor_batch, BlockFisher) and isinstance(batch, BlockFisher)):
+            return super().variance_reduced(anchor_batch, batch, samples, weight)
+        blocks = {
+            name: block.variance_reduced(
+                anchor_batch.blocks[name], batch.blocks[name], samples, weight
+            )
+            for name, block in self.blocks.items()
+        }
+        return BlockFisher(self.manifold, batch.point, blocks)
+
+    @override
     def structured_solve(self, g: Tangent, damping: float) -> Tangent:
         return {name: solve(block, g[name], damping).x for name, block in self.blocks.items()}
 
@@ -65,11 +81,13 @@ def layer_fisher(
     outputs: Callable[[Point], Tensor],
     likelihood: Likelihood,
     *,
-    draws: int,
-    generator: torch.Generator | None,
+    targets: Callable[[Tensor], list[Tensor]],
     weights: Tensor | None = None,
 ) -> FisherOperator:
-    """E[a aᵀ] ⊗ E[g gᵀ] for a matrix, or for every matrix of a dictionary of parameters."""
+    """E[a aᵀ] ⊗ E[g gᵀ] for a matrix, or for every matrix of a dictionary of parameters.
+
+    ``targets``: those drawn for outputs, a tensor for each draw.
+    """
     variables = tree_map(lambda leaf: leaf.detach().requires_grad_(), point)
     watch = _Watch({"": variables} if isinstance(variables, Tensor) else variables)
     with torch.enable_grad(), watch:
@@ -80,10 +98,9 @@ def layer_fisher(
         else weights.sqrt().to(z.dtype)
     )
     sensitivities: dict[str, list[Tensor]] = {name: [] for name in watch.names}
-    for _ in range(draws):
-        fixed = z.detach()
-        targets = likelihood.sample(fixed, generator=generator)
-        seed = (score(likelihood, fixed, targets) * root[:, None]).reshape(z.shape)
+    fixed = z.detach()
+    for drawn in targets(fixed):
+        seed = (score(likelihood, fixed, drawn) * root[:, None]).reshape(z.shape)
         wanted = [watch.calls[name][1] for name in watch.names]
         for name, g in zip(
             watch.names, torch.autograd.grad(z, wanted, seed, retain_graph=True), strict=True

@@ -47,12 +47,14 @@ class FisherOperator(ABC):
         approximates: a sentence with the formula, for people.
         n_rows: how many rows the factor W has, or None if there is none.
         preconditioner: an operator near this one that is easily inverted, or None.
+        targets: those that were drawn for it, a tensor for each draw; None where none are.
         work: floating point operations of one evaluation of what it is made of, to judge the cost of a product.
     """
 
     approximates: ClassVar[str]
     n_rows: int | None = None
     preconditioner: FisherOperator | None = None
+    targets: list[Tensor] | None = None
     work: float = 0.0
 
     @property
@@ -112,12 +114,13 @@ class FisherOperator(ABC):
         """A cheap approximation of (F + λ I)⁻¹ v for truncated CG: that of ``preconditioner``, else the identity."""
         return v if self.preconditioner is None else self.preconditioner.precondition(v, damping)
 
-    def moved(
+    def variance_reduced(
         self, anchor_batch: FisherOperator, batch: FisherOperator, samples: Tensor, weight: float
     ) -> FisherOperator:
         """This operator over all samples, with the samples of a batch moved to another point.
 
-        ``anchor_batch``: the operator over the batch at this point. ``batch``: the operator over the batch at the other
+        ``anchor_batch``: the operator over the batch at this point, of the same drawn targets: what is taken away must
+        be a part of what is there, or the rest were not positive. ``batch``: the operator over the batch at the other
         point. ``samples``: the indices of the batch, each once. ``weight``: |B|/N, the share of the batch. Returns an
         operator at the other point; one of the same structure where sums keep it.
         """

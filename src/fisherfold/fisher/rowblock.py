@@ -67,11 +67,11 @@ class RowBlockFisher(FisherOperator):
         )
 
     @override
-    def moved(
+    def variance_reduced(
         self, anchor_batch: FisherOperator, batch: FisherOperator, samples: Tensor, weight: float
     ) -> FisherOperator:
         if not (isinstance(anchor_batch, RowBlockFisher) and isinstance(batch, RowBlockFisher)):
-            return super().moved(anchor_batch, batch, samples, weight)
+            return super().variance_reduced(anchor_batch, batch, samples, weight)
         rest = self.blocks - weight * anchor_batch.blocks
         turn = self.manifold.alignment(self.point, batch.point)
         rest = rest if turn is None else turn.mT @ rest @ turn

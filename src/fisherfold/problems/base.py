@@ -69,6 +69,10 @@ class Problem(ABC):
             f"{type(self).__name__} has no Fisher information; use a method without, such as 'trust-region' or 'lbfgs'"
         )
 
+    def fisher_of_part(self, whole: FisherOperator, batch: Tensor, *, kind: str) -> FisherOperator:
+        """The share of some samples in an operator over all, at its point: of the same drawn targets."""
+        return self.fisher(whole.point, batch, kind=kind)
+
     def hessian(self, x: Point, batch: Tensor | None = None) -> FisherOperator:
         """The Riemannian Hessian of the loss at ``x``: the kind ``observed`` if there is one, else by autodiff.
 
@@ -177,10 +181,11 @@ class Snapshot:
         if kind not in self._full_fisher:
             self._full_fisher[kind] = self.problem.fisher(self.x, kind=kind)
         drawn = torch.unique(batch)
-        at_anchor, at_x = (self.problem.fisher(point, drawn, kind=kind) for point in (self.x, x))
-        return self._full_fisher[kind].moved(
-            at_anchor, at_x, drawn, len(drawn) / self.problem.n_samples
-        )
+        full = self._full_fisher[kind]
+        at_anchor = self.problem.fisher_of_part(full, drawn, kind=kind)
+        at_x = self.problem.fisher(x, drawn, kind=kind)
+        share = len(drawn) / self.problem.n_samples
+        return full.variance_reduced(at_anchor, at_x, drawn, share)
 
     def epoch(
         self,

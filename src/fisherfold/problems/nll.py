@@ -332,7 +332,17 @@ class NLLProblem(Problem):
         if kind not in self.fisher_kinds:
             raise ValueError(f"kind must be one of {list(self.fisher_kinds)}, got {kind!r}")
         self._check_theta(x)
-        operator = self._fisher(x, batch, kind)
+        return self._with_prior(self._fisher(x, batch, kind), x, batch)
+
+    @override
+    def fisher_of_part(self, whole: FisherOperator, batch: Tensor, *, kind: str) -> FisherOperator:
+        x, given = whole.point, whole.targets
+        targets = None if given is None else [y[batch] for y in given]
+        return self._with_prior(self._fisher(x, batch, kind, targets), x, batch)
+
+    def _with_prior(
+        self, operator: FisherOperator, x: Point, batch: Tensor | None
+    ) -> FisherOperator:
         operator.work = self._work(x) * (self.n_samples if batch is None else len(batch))
         if self.prior is None:
             return operator
@@ -346,33 +356,45 @@ class NLLProblem(Problem):
         found.work = self._work(x) * samples
         return found
 
-    def _fisher(self, x: Point, batch: Tensor | None, kind: str) -> FisherOperator:
+    def _fisher(
+        self,
+        x: Point,
+        batch: Tensor | None,
+        kind: str,
+        targets: list[Tensor] | None = None,
+    ) -> FisherOperator:
+        """One operator; ``targets``: in place of newly drawn ones."""
         data = self._samples(batch)
+
+        def drawn(z: Tensor) -> list[Tensor]:
+            nonlocal targets
+            if targets is None:
+                targets = self._draw(z)
+            return targets
+
         structure = kind.removeprefix("empirical-")
         if structure in {"kronecker", "row-block"}:
             if isinstance(x, dict) or x.ndim != 2:
                 raise ValueError(
                     f"kind={kind!r} needs a matrix as its parameter; use 'exact' or 'empirical'"
                 )
-            operator = KroneckerFisher if structure == "kronecker" else RowBlockFisher
-            return operator.from_gradients(
-                self.manifold, x, self._gradients(x, batch, drawn=structure == kind)
-            )
+            wanted = [data.targets]
+            if structure == kind:
+                wanted = drawn(self._outputs(x, data).detach())
+            form = KroneckerFisher if structure == "kronecker" else RowBlockFisher
+            operator = form.from_gradients(self.manifold, x, self._gradients(x, batch, wanted))
+            operator.targets = targets
+            return operator
 
         def outputs(theta: Point) -> Tensor:
             return self._outputs(theta, data)
 
         if kind == "layers":
-            generator = self._generator()
-            return layer_fisher(
-                self.manifold,
-                x,
-                outputs,
-                self.likelihood,
-                draws=self.draws,
-                generator=generator,
-                weights=data.weights,
+            found = layer_fisher(
+                self.manifold, x, outputs, self.likelihood, targets=drawn, weights=data.weights
             )
+            found.targets = targets
+            return found
 
         # a solver asks for the gradient first: the operator goes on with the graph of that evaluation
         def jacobian(part: slice) -> Point:
@@ -383,7 +405,9 @@ class NLLProblem(Problem):
         if kind == "empirical":
             return EmpiricalFisher(*parts, y=data.targets, **shared)
         if kind == "monte-carlo":
-            return MonteCarloFisher(*parts, draws=self.draws, generator=self._generator(), **shared)
+            if shared["graph"] is None:
+                shared["graph"] = record(outputs, x)
+            return MonteCarloFisher(*parts, targets=drawn(shared["graph"][1].detach()), **shared)
         exact = ExactFisher(*parts, **shared)
         if kind == "exact":
             return exact
@@ -403,17 +427,18 @@ class NLLProblem(Problem):
             self._flops = counter.get_total_flops() / len(few.inputs)
         return self._flops
 
-    def _gradients(self, x: Point, batch: Tensor | None, *, drawn: bool) -> Tensor:
-        """Per-sample gradients, times the roots of the weights, at drawn or at the observed targets."""
-        data = self._samples(batch)
-        targets: list[Tensor] = [data.targets]
-        if drawn:
-            z, generator = self._outputs(x, data).detach(), self._generator()
-            targets = [self.likelihood.sample(z, generator=generator) for _ in range(self.draws)]
+    def _gradients(self, x: Point, batch: Tensor | None, targets: list[Tensor]) -> Tensor:
+        """Per-sample gradients at given targets, times the roots of the weights."""
+        weights = self._samples(batch).weights
         found = torch.cat([self.per_sample_gradients(x, batch, targets=y) for y in targets])
-        if data.weights is None:
+        if weights is None:
             return found
-        return found * data.weights.to(found.dtype).sqrt().repeat(len(targets))[:, None, None]
+        return found * weights.to(found.dtype).sqrt().repeat(len(targets))[:, None, None]
+
+    def _draw(self, z: Tensor) -> list[Tensor]:
+        """Targets drawn from the model, as many per sample as ``draws``."""
+        generator = self._generator()
+        return [self.likelihood.sample(z, generator=generator) for _ in range(self.draws)]
 
     def _generator(self) -> torch.Generator:
         """A new one on the device of the data, seeded by that of the run, or by the number of this call."""
