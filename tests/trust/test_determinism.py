@@ -18,20 +18,26 @@ from fisherfold.files import read_tensors
 from fisherfold.manifolds import Sphere
 from fisherfold.optim import KFAC, SGDG, SphereOptimizer
 from fisherfold.solvers.loop import METHODS
+from fisherfold.tables.folders import MODEL, SUMMARY
 
 
 @pytest.mark.parametrize("name", list(FITS))
-def test_estimators(name):
-    """A second fit, after other random numbers were drawn, gives the same bits, and draws none of the global ones."""
-    first = answers(FITS[name]())
+def test_estimators(name, tmp_path):
+    """A second fit, after others drew random numbers, gives the same bits and files, and draws no global ones."""
+    first = FITS[name]()
+    first.save(tmp_path / "first")
     torch.manual_seed(123)
     np.random.seed(123)  # noqa: NPY002  (the global one is what is tested)
     before = torch.get_rng_state(), np.random.get_state()[1].tobytes()  # noqa: NPY002
     model = FITS[name]()
     after = torch.get_rng_state(), np.random.get_state()[1].tobytes()  # noqa: NPY002
-    assert answers(model) == first
+    assert answers(model) == answers(first)
     assert torch.equal(before[0], after[0])
     assert before[1] == after[1]
+    model.save(tmp_path / "second")
+    for file in (MODEL, SUMMARY):
+        files = [(tmp_path / folder / file).read_bytes() for folder in ("first", "second")]
+        assert files[0] == files[1], file
 
 
 OPTIONS = {

@@ -109,7 +109,7 @@ def save_folder(
     for name, tensor in tensors.items():
         if not _is_finite(tensor):
             raise ValueError(f"cannot save the model: its {name} contain NaN or infinity")
-    header = {"fisherfold": __version__, **finite(meta)}
+    header = {"fisherfold": __version__, **untimed(finite(meta))}
     content = pack_tensors(tensors, kind=kind, version=version, header=header)
     summary = json.dumps({"kind": kind, "version": version, **header}, indent=1).encode()
     make_folder(folder.parent)
@@ -125,6 +125,17 @@ def save_folder(
             shutil.rmtree(temporary, ignore_errors=True)
     remove_leftovers(folder)
     flush_folder(folder.parent)
+
+
+def untimed(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave the seconds out of the traces in a table of JSON, so that equal fits give equal files."""
+    found = dict(meta)
+    for name, value in meta.items():
+        if isinstance(value, Mapping):
+            found[name] = untimed(value)
+        elif name == "trace" and isinstance(value, list):
+            found[name] = [{k: v for k, v in row.items() if k != "seconds"} for row in value]
+    return found
 
 
 def _put_in_place(new: Path, folder: Path, kind: str) -> None:

@@ -79,7 +79,7 @@ def fit_variational(
             features=features,
         )
     posterior, began = init, time.perf_counter()
-    before = posterior.trace[-1]["seconds"] if posterior.trace else 0.0
+    before = posterior.trace[-1].get("seconds", 0.0) if posterior.trace else 0.0
     floor = noise_floor(ratings.dtype)
     rows, columns = posterior.rows, posterior.columns
     row_step = ratings.by_row, ratings.by_column, set_effects, floor, observations, 0
