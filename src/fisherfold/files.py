@@ -25,6 +25,7 @@ from torch import Tensor
 HEADER = "fisherfold"
 HEADER_LIMIT = 16 * 2**20  # bytes of JSON; parsed, it takes some twenty times as much memory
 _DAY = 24 * 3600.0
+_LONGEST_NAME = 255 - 14  # bytes, so that a temporary name has room for a dot and its own letters
 _DTYPES = frozenset(
     {"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"}
 )
@@ -57,12 +58,17 @@ def write_synced(path: Path, content: bytes) -> None:
 
 def temporary_beside(target: Path) -> Path:
     """A name in the folder of a target that nobody else has."""
-    return target.with_name(f".{target.name}.{secrets.token_hex(6)}")
+    return target.with_name(f".{_short(target)}.{secrets.token_hex(6)}")
+
+
+def _short(target: Path) -> str:
+    """The name of a target, or its start where a longer one would be no name."""
+    return os.fsencode(target.name)[:_LONGEST_NAME].decode("utf-8", "ignore")
 
 
 def remove_leftovers(target: Path) -> None:
     """Remove temporary files and folders of a target that are a day old: their writers were killed."""
-    pattern = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{12}}")
+    pattern = re.compile(rf"\.{re.escape(_short(target))}\.[0-9a-f]{{12}}")
     with contextlib.suppress(OSError):
         for left in target.parent.iterdir():
             if pattern.fullmatch(left.name) and time.time() - left.lstat().st_mtime > _DAY:
@@ -86,7 +92,9 @@ def system_errors(target: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        if isinstance(error, PermissionError):
+        if isinstance(error, PermissionError) and os.access(target.parent, os.W_OK | os.X_OK):
+            reason += f"; the folder {target.parent} is writable, so it may be the umask"
+        elif isinstance(error, PermissionError):
             reason = f"the folder {target.parent} is read-only"
         told = type(error)(f"cannot write {target}: {reason}")
         told.errno = error.errno
@@ -203,6 +211,8 @@ def _checked_content(
 
 def kind_of(path: Path) -> str | None:
     """Tell from its header what a file of tensors holds; None if it is no file of ours."""
+    if not path.is_file():  # a pipe would wait for someone to write into it
+        return None
     with (
         contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError),
         path.open("rb") as file,

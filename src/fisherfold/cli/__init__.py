@@ -7,6 +7,7 @@ Each command family lives in a file of its own and is attached here. What makes 
 from __future__ import annotations
 
 import io
+import os
 import signal
 import sys
 from typing import Annotated, Any
@@ -15,9 +16,20 @@ import typer
 
 from fisherfold._version import __version__
 from fisherfold.cli import complete, datasets, reproduce, subspace
-from fisherfold.cli.common import DONE, FAILED, command, exit_code, group, heard, is_usage, report
+from fisherfold.cli.common import (
+    DONE,
+    FAILED,
+    command,
+    exit_code,
+    group,
+    is_usage,
+    report,
+    signals_as_interrupts,
+)
 from fisherfold.cli.demo import demo
 from fisherfold.cli.info import info
+
+_CLOSED = "standard output is closed, and the result would be lost; redirect it, as in > /dev/null"
 
 app = group(
     "Maximum likelihood on manifolds with the Riemannian Fisher information.\n\n"
@@ -56,6 +68,13 @@ def _options(
 
 def main() -> None:
     """Run the command line; an error becomes one sentence and a hint, and an exit code."""
+    # a stream is None where it is closed
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115
+    if sys.stdout is None:
+        raise SystemExit(
+            report(OSError(_CLOSED), _path(sys.argv[1:]), as_json="--json" in sys.argv)
+        )
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as ``__main__`` leaves it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -63,8 +82,12 @@ def main() -> None:
             errors="replace"
         )  # a result is not lost because standard output has no sign for ± or é
     try:
-        with heard():
+        with signals_as_interrupts():
             code = app(prog_name="fisherfold", standalone_mode=False)
+            sys.stdout.flush()
+    except BrokenPipeError:  # who reads the result has seen enough, as in "| head"
+        _to_nowhere(sys.stdout)
+        code = 128 + 13
     except KeyboardInterrupt as stop:
         code = exit_code(stop)
     except typer.Abort as no:
@@ -76,7 +99,18 @@ def main() -> None:
         if "--debug" in sys.argv and not is_usage(error):
             raise
         code = report(error, _path(sys.argv[1:]), as_json="--json" in sys.argv)
+        _to_nowhere(sys.stdout)
     raise SystemExit(code or DONE)
+
+
+def _to_nowhere(stream: Any) -> None:
+    """Let what a stream still holds go where it can be written, so that Python's end is silent."""
+    try:
+        stream.flush()
+    except (OSError, ValueError):
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, stream.fileno())
+        os.close(nothing)
 
 
 def _path(words: list[str]) -> str:

@@ -15,6 +15,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -103,8 +104,9 @@ def command(
                     warnings.showwarning = _warn  # type: ignore[assignment]
                     run(voice, **given)
             except KeyboardInterrupt as stop:
+                state = stop.args[1] if len(stop.args) > 1 else voice.resume
                 Console(stderr=True).print(
-                    f"stopped; {voice.resume}", markup=False, highlight=False, soft_wrap=True
+                    f"stopped; {state}", markup=False, highlight=False, soft_wrap=True
                 )
                 raise typer.Exit(exit_code(stop)) from None
             voice.detail(f"took {time.perf_counter() - began:.1f} s{_memory()}")
@@ -164,7 +166,7 @@ def exit_code(stop: BaseException) -> int:
 
 
 @contextmanager
-def heard() -> Iterator[None]:
+def signals_as_interrupts() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into interrupts, except where somebody ignores them, as nohup does.
 
     Left to themselves they end a process at once: processes that it has started go on, and nobody says how to resume.
@@ -185,6 +187,27 @@ def heard() -> Iterator[None]:
 def _stop(number: int, _: object) -> NoReturn:
     signal.signal(number, signal.SIG_DFL)  # who asks twice does not want to wait
     raise KeyboardInterrupt(signal.Signals(number))
+
+
+@contextmanager
+def held_interrupts(state: str) -> Iterator[None]:
+    """Let a signal that would stop the block wait until it is done; ``state`` is what the user reads then."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    waiting: list[int] = []
+    before = {}
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and callable(signal.getsignal(number)):
+            before[number] = signal.signal(number, lambda number, _: waiting.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if waiting:
+        raise KeyboardInterrupt(signal.Signals(waiting[0]), state)
 
 
 def report(error: Exception, path: str, *, as_json: bool = False) -> int:

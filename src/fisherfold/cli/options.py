@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fisherfold.cli.common import held_interrupts
 from fisherfold.cli.voice import Voice, cell, option
 
 TABLES, PROCESSES = "Tables", "Several processes (torchrun)"
@@ -132,9 +133,10 @@ def say_written(voice: Voice, title: str, facts: Mapping[str, Any], output: Path
 
 
 def write_or_rescue(write: Callable[[Path], None], output: Path) -> None:
-    """Write a model; where its folder cannot be written, write it to a temporary one, and say so."""
+    """Write a model; where its folder cannot be written, write it to a temporary one, and report that."""
     try:
-        write(output)
+        with held_interrupts(f"the model is saved in {output}"):
+            write(output)
     except OSError as error:
         place = Path(tempfile.mkdtemp(prefix="fisherfold-")) / "model"
         try:
