@@ -22,6 +22,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+import fisherfold.threads  # noqa: F401  (what a fork does to threads of PyTorch)
+
 HEADER = "fisherfold"
 HEADER_LIMIT = 16 * 2**20  # bytes of JSON; parsed, it takes some twenty times as much memory
 _DAY = 24 * 3600.0

@@ -29,6 +29,7 @@ from fisherfold.tables.ids import Ids, objects
 from fisherfold.tables.parquet import cut, parquet_files, read_parquet
 from fisherfold.tables.roles import ENTRIES, PAIRS, usual_columns
 from fisherfold.tables.times import seconds
+from fisherfold.threads import check_polars
 
 LARGEST = 1e300  # of a value: the sum of many is finite
 SIZE_LIMIT = 4 * 2**30  # bytes that a packed file may take unpacked
@@ -81,6 +82,7 @@ def read_table(
     skip_bad_lines: bool = True,
 ) -> Table:
     """Read a table with all its columns, or one part of its lines of so many."""
+    check_polars()
     name = "standard input" if str(path) == "-" else str(path)
     content, is_parquet = _content(path, name, max_bytes)
     if content is None or is_parquet:

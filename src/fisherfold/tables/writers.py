@@ -18,6 +18,7 @@ import polars as pl
 
 from fisherfold.files import check_place, kind_of, write_atomically
 from fisherfold.tables.folders import MODEL
+from fisherfold.threads import check_polars
 
 STANDARD_OUTPUT = Path("-")
 _PARQUET = (".parquet", ".pq")
@@ -67,6 +68,7 @@ def add_columns(frame: pl.DataFrame, added: Mapping[str, Any], path: str) -> pl.
 
 def write_table(frame: pl.DataFrame, output: Path, decimal: str = ".") -> None:
     """Write a table, completely or not at all."""
+    check_polars()
     if output.suffix.lower() in _PARQUET:
         buffer = io.BytesIO()
         frame.write_parquet(buffer)
