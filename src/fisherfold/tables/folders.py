@@ -109,7 +109,7 @@ def save_folder(
     for name, tensor in tensors.items():
         if not _is_finite(tensor):
             raise ValueError(f"cannot save the model: its {name} contain NaN or infinity")
-    header = {"fisherfold": __version__, **untimed(finite(meta))}
+    header = {"fisherfold": __version__, **_untimed(finite(meta))}
     content = pack_tensors(tensors, kind=kind, version=version, header=header)
     summary = json.dumps({"kind": kind, "version": version, **header}, indent=1).encode()
     make_folder(folder.parent)
@@ -127,15 +127,22 @@ def save_folder(
     flush_folder(folder.parent)
 
 
-def untimed(meta: Mapping[str, Any]) -> dict[str, Any]:
+def _untimed(meta: Mapping[str, Any]) -> dict[str, Any]:
     """Leave the seconds out of the traces in a table of JSON, so that equal fits give equal files."""
     found = dict(meta)
     for name, value in meta.items():
         if isinstance(value, Mapping):
-            found[name] = untimed(value)
+            found[name] = _untimed(value)
         elif name == "trace" and isinstance(value, list):
-            found[name] = [{k: v for k, v in row.items() if k != "seconds"} for row in value]
+            found[name] = [_untimed_row(row) for row in value]
     return found
+
+
+def _untimed_row(row: Any) -> Any:
+    """Leave the seconds out of one row of a trace."""
+    if not isinstance(row, Mapping):
+        return row
+    return {name: value for name, value in row.items() if name != "seconds"}
 
 
 def _put_in_place(new: Path, folder: Path, kind: str) -> None:
