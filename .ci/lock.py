@@ -1,10 +1,12 @@
-"""Write or check requirements.lock: every package that fisherfold runs on, pinned and with the hash of its file.
+"""Write or check requirements.lock.
+
+Every package that fisherfold runs on, pinned and with the hash of its file.
 
     python .ci/lock.py           # write it anew, from the versions of constraints.txt
-    python .ci/lock.py --check   # CI: it must name exactly what pyproject.toml and constraints.txt lead to
+    python .ci/lock.py --check   # CI: is it what pyproject.toml and constraints.txt lead to?
 
-The hashes are those of the files for this CPython and platform (the CPU build of torch); ``pip install --require-hashes
--r requirements.lock`` then refuses a file that was changed.
+The hashes are those of the files for this CPython and platform (the CPU build of torch); ``pip
+install --require-hashes -r requirements.lock`` then refuses a file that was changed.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "requirements.lock"
 GPU_PARTS = ("nvidia-", "cuda-", "triton")  # of other builds of torch
-# named by torch, used by its compiler alone; whichever version an environment has will do for the tests
+# named by torch, used by its compiler alone; whichever version an environment has will do for the
+# tests
 LOCK_ONLY = {"setuptools": "84.2.1"}
 
 
@@ -40,7 +43,9 @@ def wanted() -> dict[str, str]:
     import tomllib  # not in Python 3.10, where main ends before
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    versions, found, queue = pinned(), {}, list(project["dependencies"])
+    versions = pinned()
+    found = {}
+    queue = list(project["dependencies"])
     while queue:
         need = Requirement(queue.pop())
         name = canonicalize_name(need.name)
@@ -101,10 +106,12 @@ def main() -> None:
                 f"requirements.lock is out of date for {', '.join(off)}: run python .ci/lock.py"
             )
         print(
-            f"requirements.lock: {len(have)} packages, each pinned and hashed, as pyproject.toml needs them"
+            f"requirements.lock: {len(have)} packages, each pinned and hashed, as pyproject.toml "
+            "needs them"
         )
         return
-    text = "# Written by .ci/lock.py: what fisherfold runs on; CPython 3.11 on Linux x86-64, the CPU build of torch.\n"
+    text = "# Written by .ci/lock.py: what fisherfold runs on; CPython 3.11 on Linux x86-64, "
+    text += "the CPU build of torch.\n"
     for name, version in need.items():
         text += (
             f"{name}=={version} \\\n"

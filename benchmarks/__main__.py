@@ -4,7 +4,7 @@
     python -m benchmarks run NAME [options]      one benchmark; ``run NAME --help`` explains it
     python -m benchmarks run NAME --smoke        the same code in seconds, on tiny stand-in data
     python -m benchmarks run --all --smoke       all of them, each in a process of its own
-    python -m benchmarks index [--check]         write (or compare) the table of benchmarks/README.md
+    python -m benchmarks index [--check]         write (or compare) the table of the README
 
 A benchmark is a module of this package with a line ``SMOKE = ...``: see benchmarks/README.md.
 Everything runs on one thread unless OMP_NUM_THREADS or an option says otherwise.

@@ -452,7 +452,8 @@ def report(args) -> None:
         for rank in RANKS[name]:
             print(f"\n### {name}, rank {rank}\n")
             print(
-                "| tool | RMSE | Δ, same seeds | CPU s | wall s | loading s | CPU ratio | 2 threads: CPU s, wall s |"
+                "| tool | RMSE | Δ, same seeds | CPU s | wall s | loading s | CPU ratio | 2 "
+                "threads: CPU s, wall s |"
             )
             print("|---|---|---|---|---|---|---|---|")
             mine = groups[name, rank, 1, "fisherfold", None]
@@ -494,7 +495,8 @@ def report(args) -> None:
         if r.get("coverage"):
             cells = " | ".join(f"{100 * c:.1f}" for c in r["covered"])
             print(
-                f"| {r['data']} | {r['rank']} | {cells} | {r['rmse_sure']:.3f} | {r['rmse_all']:.3f} |"
+                f"| {r['data']} | {r['rank']} | {cells} | {r['rmse_sure']:.3f} | "
+                f"{r['rmse_all']:.3f} |"
             )
     if groups:
         picture(groups, args.picture)

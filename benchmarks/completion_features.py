@@ -301,7 +301,8 @@ def myfm_beside(names: list[str], sweeps: int) -> None:
         for ordered in (False, True):
             run = fit_myfm(train, test, features, its_rank, sweeps, ordered=ordered, timed=timed)
             show(
-                f"{name} rank {its_rank} myFM, {'ordered' if ordered else 'gaussian'}, {sweeps} sweeps",
+                f"{name} rank {its_rank} myFM, {'ordered' if ordered else 'gaussian'}, {sweeps} "
+                "sweeps",
                 [run],
             )
 

@@ -164,7 +164,8 @@ def report(name: str, tool: str, parts, rank: int, **options) -> None:
     error = np.clip(predict(i, j), train[2].min(), train[2].max()) - x
     note = "".join(f" {key} {value:g}" for key, value in options.items())
     print(
-        f"{name:28} {tool + note:22} rmse {math.sqrt(np.nanmean(error**2)):.4f} passes {passes:3} cpu {seconds:7.2f}",
+        f"{name:28} {tool + note:22} rmse {math.sqrt(np.nanmean(error**2)):.4f} passes {passes:3} "
+        f"cpu {seconds:7.2f}",
         flush=True,
     )
 
@@ -195,8 +196,10 @@ def sums() -> None:
                 seconds[name] += time.process_time() - began
         flops = 2 * 2 * ratings.n_ratings * width
         print(
-            f"rank {rank:3}: both sides whole {seconds['whole']:.3f} s, as used {seconds['slices']:.3f} s; "
-            f"{flops / 1e9:.1f} GFlop, {2 * flops / 1e9:.1f} GB: {2e-9 * flops / seconds['slices']:.0f} GB/s; "
+            f"rank {rank:3}: both sides whole {seconds['whole']:.3f} s, as used "
+            f"{seconds['slices']:.3f} s; "
+            f"{flops / 1e9:.1f} GFlop, {2 * flops / 1e9:.1f} GB: "
+            f"{2e-9 * flops / seconds['slices']:.0f} GB/s; "
             f"inverses {2e-9 * sum(ratings.shape) * (rank + 1) ** 3:.1f} GFlop",
             flush=True,
         )

@@ -103,7 +103,8 @@ def measure(table: list[Row], rounds: int) -> None:
 def show(console: Console, n: int, p: int, dtype: torch.dtype, rounds: int) -> None:
     table = rows(n, p, dtype)
     measure(table, rounds)
-    title = f"Gr({n}, {p}), {str(dtype).removeprefix('torch.')}, {torch.get_num_threads()} threads, best of {rounds}"
+    name = str(dtype).removeprefix("torch.")
+    title = f"Gr({n}, {p}), {name}, {torch.get_num_threads()} threads, best of {rounds}"
     printed = Table("operation", "ms", "ratio to QR", "frame error", title=title)
     for column in printed.columns[1:]:
         column.justify = "right"

@@ -230,18 +230,19 @@ def main(given: Namespace) -> None:
             seconds[name].append((time.process_time() - start) / INTERVAL)
             ratios[name].append(seconds[name][-1] / seconds["SGD"][-1])
     print(
-        f"torch {torch.__version__}, {torch.get_num_threads()} thread(s), {time.strftime('%Y-%m-%d')}"
+        f"torch {torch.__version__}, {torch.get_num_threads()} thread(s), "
+        f"{time.strftime('%Y-%m-%d')}"
     )
     print(
-        f"batch {given.batch}, λ {given.damping:g}, {given.rounds} rounds of {INTERVAL} steps, CPU time"
+        f"batch {given.batch}, λ {given.damping:g}, {given.rounds} rounds of {INTERVAL} steps, CPU "
+        "time"
     )
     print(f"{'method':26} ms/step  over SGD (range)")
     for name in found:
         goal = GOALS.get(name)
-        verdict = (
-            ""
-            if goal is None
-            else f"  goal {goal:.2f}: {'met' if statistics.median(ratios[name]) <= goal else 'missed'}"
-        )
-        spread = f"{statistics.median(ratios[name]):.3f} ({min(ratios[name]):.3f}-{max(ratios[name]):.3f})"
+        middle = statistics.median(ratios[name])
+        verdict = ""
+        if goal is not None:
+            verdict = f"  goal {goal:.2f}: {'met' if middle <= goal else 'missed'}"
+        spread = f"{middle:.3f} ({min(ratios[name]):.3f}-{max(ratios[name]):.3f})"
         print(f"{name:26} {1e3 * statistics.median(seconds[name]):7.1f}  {spread}{verdict}")

@@ -26,7 +26,7 @@ SMOKE = "--tables 2 --rows 80 --draws 2 --processes 1"
 
 
 def fitted(table: np.ndarray) -> tuple[float, float]:
-    """The coefficient of the first column in a regression of the last one, and its squared standard error."""
+    """The first coefficient of a regression of the last column, and its squared error."""
     A = np.column_stack([np.ones(len(table)), table[:, :-1]])
     y = table[:, -1]
     coef, *_ = np.linalg.lstsq(A, y, rcond=None)
@@ -83,7 +83,7 @@ METHODS: dict[str, Callable[[np.ndarray, int, int], tuple[float, float, float]]]
 
 
 def of_table(a: Namespace, covariance: np.ndarray, slopes: np.ndarray, seed: int) -> dict[str, Any]:
-    """Estimate, whether the interval covers, its width and the seconds of each method on one table."""
+    """What each method gives on one table: estimate, covered or not, width, seconds."""
     rng = np.random.default_rng(seed)
     X = rng.multivariate_normal(np.zeros(a.features), covariance, size=a.rows)
     table = np.column_stack([X, X @ slopes + rng.normal(size=a.rows)])

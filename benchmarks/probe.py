@@ -76,6 +76,7 @@ def main(given: Namespace) -> None:
         matrices = sum(p.ndim > 1 for p in network.parameters())
         seconds = f"{times[1] - times[0]:5.2f} s"
         print(
-            f"{name:20} {len(passes):3} passes in {seconds}; of {matrices} weights {probed} are invariant",
+            f"{name:20} {len(passes):3} passes in {seconds}; of {matrices} weights {probed} are "
+            "invariant",
             flush=True,
         )

@@ -1,10 +1,10 @@
 """Four costs of statistics on four manifolds, to the same accuracy.
 
-fisherfold gets the cost as a torch function and nothing else. pymanopt runs twice: with its PyTorch backend on the same
-function, differentiated automatically, and with its NumPy backend on gradients and Hessians derived
-by hand. Same start, same metric and the same end, a Riemannian gradient norm of 1e-7 of the first;
-one thread, CPU time, the least of five runs in turn. The fastest method of each that reaches the
-common minimum to 1e-10 counts.
+fisherfold gets the cost as a torch function and nothing else. pymanopt runs twice: with its PyTorch
+backend on the same function, differentiated automatically, and with its NumPy backend on gradients
+and Hessians derived by hand. Same start, same metric and the same end, a Riemannian gradient norm
+of 1e-7 of the first; one thread, CPU time, the least of five runs in turn. The fastest method of
+each that reaches the common minimum to 1e-10 counts.
 
 Against: pymanopt's TrustRegions and ConjugateGradient
 Takes: five minutes
@@ -226,7 +226,7 @@ def options(parser: ArgumentParser) -> None:
 
 def main(given: Namespace) -> None:
     table = Table(
-        title=f"CPU seconds to a gradient of {ACCURACY:g} of the first, least of {given.rounds} runs"
+        title=f"CPU seconds to {ACCURACY:g} of the first gradient, least of {given.rounds} runs"
     )
     columns = (
         "problem",

@@ -260,13 +260,11 @@ def main(given: Namespace) -> None:
             worst = max(found, key=lambda f: f["peak"])
             beyond = (worst["pass_peak"] - 16 * worst["here"]) / (4 * worst["members"])
             size = " x ".join(map(str, found[0]["shape"]))
-            print(
-                f"{total:12,}{size:>18}{ranks:6}{ns['build']:9.0f}{ns['pass']:8.1f}"
-                f"{ns['product']:8.1f}{ns['step']:8.1f}{found[0]['pass_wall']:8.2f}{worst['peak'] / 2**20:9.0f}"
-                f"{worst['build_peak'] / worst['here']:8.1f}{worst['pass_peak'] / worst['here']:8.1f}"
-                f"{worst['peak'] / worst['here']:8.1f}{beyond:10.0f}",
-                flush=True,
-            )
+            bytes_each = [worst[key] / worst["here"] for key in ("build_peak", "pass_peak", "peak")]
+            figures = f"{ns['build']:9.0f}{ns['pass']:9.1f}{ns['product']:9.1f}{ns['step']:9.1f}"
+            figures += f"{found[0]['pass_wall']:9.2f}{worst['peak'] / 2**20:9.0f}"
+            figures += "".join(f"{each:9.1f}" for each in bytes_each)
+            print(f"{total:12,}{size:>18}{ranks:6}{figures}{beyond:10.0f}", flush=True)
             if ranks == 1:
                 last = ns
     paper(last or ns)

@@ -35,7 +35,6 @@ def median(call: Callable[[], object], repeats: int) -> float:
 def made(rows: int, columns: int, rank: int, ratings: int):
     """A model of this size with random factors, and the ratings that it has seen."""
     from fisherfold.completion import MatrixCompletion
-    from fisherfold.completion.entries import Entries
     from fisherfold.completion.inference.packed import pack
     from fisherfold.completion.inference.posterior import CompletionPosterior, Side
     from fisherfold.completion.model import CompletionModel
@@ -61,11 +60,9 @@ def made(rows: int, columns: int, rank: int, ratings: int):
     seen = TrainingRatings(offsets, items.astype(np.int32), np.zeros(len(keep), dtype=np.float32))
     ids = IdIndex(np.arange(rows)), IdIndex(np.arange(columns))
     model = CompletionModel(*ids, posterior, 3.5, 1.0, 1.0, 5.0, seen, "variational", 0, len(keep))
-    return (
-        MatrixCompletion(rank)._remember(Entries([], [], np.zeros(0)))._adopt(model),
-        users,
-        items,
-    )
+    estimator = MatrixCompletion(rank)
+    estimator._adopt(model)
+    return estimator, users, items
 
 
 def options(parser: ArgumentParser) -> None:
@@ -124,15 +121,18 @@ def main(given: Namespace) -> None:
         print(f"{'implicit: recommend 1 id':32s} {1e3 * one:10.2f} ms")
         seconds = median(lambda: peer.recommend(many, rated[many], 10), 3)
         print(
-            f"{'implicit: recommend 10,000 ids':32s} {1e3 * seconds:10.2f} ms {10_000 / seconds:10.0f} ids/s"
+            f"{'implicit: recommend 10,000 ids':32s} {1e3 * seconds:10.2f} ms "
+            f"{10_000 / seconds:10.0f} ids/s"
         )
         print(
-            f"{'implicit: similar 1 id':32s} {1e3 * median(lambda: peer.similar_items(17, 10), 20):10.2f} ms"
+            f"{'implicit: similar 1 id':32s} "
+            f"{1e3 * median(lambda: peer.similar_items(17, 10), 20):10.2f} ms"
         )
         same = peer.recommend(many[:100], rated[many[:100]], 10)[0]
         ours = model.recommend(many[:100])["column"].to_numpy().reshape(100, 10)
         print(
-            f"lists that agree: {np.mean([set(x) == set(y) for x, y in zip(same, ours, strict=True)]):.2f}"
+            "lists that agree: "
+            f"{np.mean([set(x) == set(y) for x, y in zip(same, ours, strict=True)]):.2f}"
         )
     try:
         import faiss
@@ -144,5 +144,6 @@ def main(given: Namespace) -> None:
         index.add(vectors[1])
         seconds = median(lambda: index.search(vectors[0][many], 10), 3)
         print(
-            f"{'faiss flat: 10,000 ids, all':32s} {1e3 * seconds:10.2f} ms {10_000 / seconds:10.0f} ids/s"
+            f"{'faiss flat: 10,000 ids, all':32s} {1e3 * seconds:10.2f} ms "
+            f"{10_000 / seconds:10.0f} ids/s"
         )

@@ -185,7 +185,8 @@ def main(given: Namespace) -> None:
                 due += every if passed >= due else 0
                 fds, threads = (len(os.listdir(f"/proc/self/{kind}")) for kind in ("fd", "task"))
                 print(
-                    f"{passed / 60:8.1f} {rounds:8d} {samples[-1][1] / MIB:14.1f} {fds:12d} {threads:9d}",
+                    f"{passed / 60:8.1f} {rounds:8d} {samples[-1][1] / MIB:14.1f} {fds:12d} "
+                    f"{threads:9d}",
                     flush=True,
                 )
     late = [s for s in samples if s[0] > samples[-1][0] / 4]
@@ -195,7 +196,8 @@ def main(given: Namespace) -> None:
     per_hour = rate * 3600 / MIB
     spread = error * 3600 / MIB
     print(
-        f"\n{rounds} rounds in {samples[-1][0] / 60:.1f} minutes; after the first quarter the memory is "
+        f"\n{rounds} rounds in {samples[-1][0] / 60:.1f} minutes; after the first quarter the "
+        "memory is "
         f"{level / MIB:.1f} MiB on average, between {min(s[1] for s in late) / MIB:.1f} and "
         f"{max(s[1] for s in late) / MIB:.1f}; slope {per_hour:+.2f} ± {spread:.2f} MiB an hour: "
         f"{'flat' if flat else 'GROWING'}"

@@ -109,7 +109,7 @@ def full_pass(problem, x):
 
 
 def numpy_run(A, b, U, epochs, samples, step, damping):
-    """The released loop: full pass at the snapshot, then one solve with P ΣA P + δ I per task drawn."""
+    """The released loop: a full pass at the snapshot, then one solve per task drawn."""
     n, p = U.shape
     total = A.sum(0)
     eye_n = np.eye(n)
@@ -262,7 +262,8 @@ def options(parser: ArgumentParser) -> None:
 
 
 def main(given: Namespace) -> None:
-    school, sarcos = subspace.school(), subspace.sarcos()
+    school = subspace.school()
+    sarcos = subspace.sarcos()
     if given.budget:
         school, sarcos = (dataclasses.replace(p, budget=given.budget) for p in (school, sarcos))
     print("| what | NumPy or pymanopt, CPU s | fisherfold, CPU s | ratio |\n|---|---|---|---|")

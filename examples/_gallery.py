@@ -1,4 +1,4 @@
-"""Make the gallery: run every example, keep its picture in docs/img/gallery, and write docs/gallery.md.
+"""Run every example, keep its picture in docs/img/gallery, and write docs/gallery.md.
 
     make gallery
 
@@ -34,9 +34,9 @@ ORDER = (
 )
 HEAD = """# Gallery
 
-Short programs, each with one picture; below it are the lines that use fisherfold, and the file that has
-the rest. All of them run in CI, on synthetic data or on tables of scikit-learn, in a few seconds each. `make gallery`
-makes the pictures and this page.
+Short programs, each with one picture; below it are the lines that use fisherfold, and the file
+that has the rest. All of them run in CI, on synthetic data or on tables of scikit-learn, in a few
+seconds each. `make gallery` makes the pictures and this page.
 """
 LINES = 10
 METHODS = {"covariance", "fold_in", "interval", "predict", "recommend", "report"}
@@ -54,13 +54,14 @@ def _entry(name: str) -> str:
     shown = "\n\n".join(text).replace("``", "`")
     return (
         f"## {title.rstrip('.')}\n\n![{name.replace('_', ' ')}](img/gallery/{name}.png)\n\n{shown}"
-        + f"\n\n`{command.strip()}`:\n\n```py\n{_excerpt(source)}\n```\n"
+        f"\n\n`{command.strip()}`:\n\n```py\n{_excerpt(source)}\n```\n"
     )
 
 
 def _excerpt(source: str) -> str:
     """The statements that use fisherfold."""
-    tree, lines = ast.parse(source), source.splitlines()
+    tree = ast.parse(source)
+    lines = source.splitlines()
     imports = [node for node in tree.body if "fisherfold" in (getattr(node, "module", None) or "")]
     names = {alias.name for node in imports for alias in node.names} | {"fisherfold"}
     chosen: list[str] = [lines[node.lineno - 1] for node in imports]

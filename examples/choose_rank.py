@@ -2,8 +2,9 @@
 
     python examples/choose_rank.py choose_rank.png
 
-The table has rank 4. With point estimates the held-out error rises as soon as there are too many factors; with the
-coefficients integrated out, the default, superfluous factors are switched off by their learnt prior.
+The table has rank 4. With point estimates the held-out error rises as soon as there are too many
+factors; with the coefficients integrated out, the default, superfluous factors are switched off by
+their learnt prior.
 """
 
 from __future__ import annotations

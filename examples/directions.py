@@ -2,9 +2,9 @@
 
     python examples/directions.py directions.png
 
-Directions in space, as of magnetised rocks or of flying birds, are points of a sphere. The likelihood
-exp(κ <μ, y>) κ / sinh κ has a mean direction μ on ``Sphere(3)`` and a concentration κ, fitted together on a product
-manifold.
+Directions in space, as of magnetised rocks or of flying birds, are points of a sphere. The
+likelihood exp(κ <μ, y>) κ / sinh κ has a mean direction μ on ``Sphere(3)`` and a concentration κ,
+fitted together on a product manifold.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ SPACE = Product({"mean": SPHERE, "log_concentration": Euclidean()})
 
 
 def loss(y: Tensor, theta: dict[str, Tensor]) -> Tensor:
-    """The negative log-likelihood of each direction: log(sinh κ / κ) - κ <μ, y>, without overflow."""
+    """The negative log-likelihood of each direction.
+
+    Log(sinh κ / κ) - κ <μ, y>, without overflow.
+    """
     k = theta["log_concentration"].exp()
     return k + torch.log1p(-torch.exp(-2 * k)) - torch.log(2 * k) - k * (y @ theta["mean"])
 
@@ -39,9 +42,13 @@ def draw(n: int, mean: Tensor, k: float, generator: torch.Generator) -> Tensor:
 
 def main() -> Figure:
     """Fit, compare with the closed form, count how often the cone holds the truth, and draw."""
-    generator, n, k = torch.Generator().manual_seed(1), 60, 15.0
+    generator = torch.Generator().manual_seed(1)
+    n = 60
+    k = 15.0
     truth = torch.tensor([0.36, 0.48, 0.8], dtype=torch.float64)
-    inside, quantile = 0, 5.991  # of χ² with two degrees of freedom: 95 %
+    # of χ² with two degrees of freedom: 95 %
+    inside = 0
+    quantile = 5.991
     for repeat in range(40):
         y = draw(n, truth, k, generator)
         start = {"mean": y[0].clone(), "log_concentration": torch.tensor(1.0, dtype=torch.float64)}
@@ -56,7 +63,8 @@ def main() -> Figure:
             kappa = float(found["log_concentration"].exp())
             print(result)
             print(
-                f"off the resultant by {float(SPHERE.dist(found['mean'], closed)):.0e}; κ = {kappa:.1f}, truly {k}"
+                f"off the resultant by {float(SPHERE.dist(found['mean'], closed)):.0e}; κ = "
+                f"{kappa:.1f}, truly {k}"
             )
             print(
                 f"95 % cone: {math.degrees(cone):.1f} degrees, off by "

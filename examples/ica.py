@@ -2,9 +2,9 @@
 
     python examples/ica.py ica.png
 
-Three signals arrive mixed. Whitened, they differ from the sources by an orthogonal matrix W, and the mean of
-log cosh(Wᵀx) is least where the components are most independent (for sources with heavy tails): a loss on
-``Stiefel(3, 3)``.
+Three signals arrive mixed. Whitened, they differ from the sources by an orthogonal matrix W, and
+the mean of log cosh(Wᵀx) is least where the components are most independent (for sources with heavy
+tails): a loss on ``Stiefel(3, 3)``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from fisherfold.manifolds import Stiefel
 
 def sources(n: int) -> np.ndarray:
     """Bursts, spikes and Laplace noise: all with heavy tails."""
-    rng, t = np.random.default_rng(0), np.linspace(0, 8, n)
+    rng = np.random.default_rng(0)
+    t = np.linspace(0, 8, n)
     bursts = np.sin(40 * t) * np.exp(-20 * np.sin(np.pi * t / 2) ** 2)
     spikes = np.where(rng.random(n) < 0.03, rng.standard_normal(n), 0.01 * rng.standard_normal(n))
     found = np.stack([bursts, spikes, rng.laplace(size=n)], 1)
@@ -38,7 +39,10 @@ def log_cosh(x: Tensor, w: Tensor) -> Tensor:
 
 
 def matched(estimate: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Signs and order cannot be known: put the components next to the sources that they resemble."""
+    """Signs and order cannot be known.
+
+    Put the components next to the sources that they resemble.
+    """
     correlation = np.corrcoef(truth.T, estimate.T)[:3, 3:]
     order = np.abs(correlation).argmax(1)
     return estimate[:, order] * np.sign(correlation[np.arange(3), order])

@@ -2,8 +2,9 @@
 
     python examples/impute.py impute.png
 
-Values of scikit-learn's wine table are hidden at random and filled by ``LowRankImputer`` and by scikit-learn's
-imputers. The error is that of the hidden values, in standard deviations of their column.
+Values of scikit-learn's wine table are hidden at random and filled by ``LowRankImputer`` and by
+scikit-learn's imputers. The error is that of the hidden values, in standard deviations of their
+column.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Many small regressions: what a shared subspace is worth, against fitting each alone and all together.
+"""Many small regressions.
+
+What a shared subspace is worth, against fitting each alone and all together.
 
     python examples/many_regressions.py many_regressions.png
 
-Eighty tasks have the same ten features and coefficients that differ in two directions only. With few rows per task
-``SubspaceRegressor`` needs a fraction of the rows that separate fits need.
+Eighty tasks have the same ten features and coefficients that differ in two directions only. With
+few rows per task ``SubspaceRegressor`` needs a fraction of the rows that separate fits need.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from fisherfold import SubspaceRegressor
 def main() -> Figure:
     """Fit with more and more rows per task and draw the error on fresh rows."""
     rng = np.random.default_rng(0)
-    n_tasks, n_features = 80, 10
+    n_tasks = 80
+    n_features = 10
     weights = rng.normal(size=n_features) + rng.normal(size=(n_tasks, 2)) @ rng.normal(
         size=(2, n_features)
     )

@@ -1,9 +1,11 @@
-"""Natural gradient against gradient, on one picture: the same problem, the same start, iterations counted.
+"""Natural gradient against gradient, on one picture.
+
+The same problem, the same start, iterations counted.
 
     python examples/natural_gradient.py natural_gradient.png
 
-Poisson regression whose direction lies on a sphere, with features whose scales differ by a factor of thirty. The
-Fisher information knows the scales, the gradient does not.
+Poisson regression whose direction lies on a sphere, with features whose scales differ by a factor
+of thirty. The Fisher information knows the scales, the gradient does not.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ def main() -> Figure:
     panel = figure.subplots()
     for (name, result), style in zip(runs.items(), ("-", "--", "-.", ":"), strict=True):
         print(
-            f"{name:30} {result.iterations:4d} iterations, {result.value - lowest:.1e} above the lowest loss"
+            f"{name:30} {result.iterations:4d} iterations, {result.value - lowest:.1e} above the "
+            "lowest loss"
         )
         loss = torch.tensor(result.trace["loss"], dtype=torch.float64)
         panel.semilogy(

@@ -2,8 +2,8 @@
 
     python examples/ratings.py ratings.png
 
-Three hundred people have rated a third or less of a hundred films. ``MatrixCompletion`` fills the table and says how
-sure it is of every entry.
+Three hundred people have rated a third or less of a hundred films. ``MatrixCompletion`` fills the
+table and says how sure it is of every entry.
 """
 
 from __future__ import annotations

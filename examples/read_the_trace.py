@@ -2,9 +2,9 @@
 
     python examples/read_the_trace.py read_the_trace.png
 
-Algorithm 1 damps its step by σ‖grad Ψ‖ and compares the decrease that its model promised with the one it got, ρ. Near
-1 the model is trusted and σ falls; below η₁ the trial is rejected and σ grows. Here labels are noisy and features
-weak, so half of the trials are rejected.
+Algorithm 1 damps its step by σ‖grad Ψ‖ and compares the decrease that its model promised with the
+one it got, ρ. Near 1 the model is trusted and σ falls; below η₁ the trial is rejected and σ grows.
+Here labels are noisy and features weak, so half of the trials are rejected.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""A likelihood of your own on a manifold: find a rotation from noisy directions, with its error from the Fisher matrix.
+"""A likelihood of your own on a manifold.
+
+Find a rotation from noisy directions, with its error from the Fisher matrix.
 
     python examples/rotation.py rotation.png
 
-Stars are seen in known directions x_i, but through a camera that is rotated by an unknown R: y_i has the
-von Mises-Fisher distribution around R x_i. R is a point of ``Rotations(3)``; the likelihood is ten lines. The
-inverse Fisher information predicts the error of the estimate.
+Stars are seen in known directions x_i, but through a camera that is rotated by an unknown R: y_i
+has the von Mises-Fisher distribution around R x_i. R is a point of ``Rotations(3)``; the likelihood
+is ten lines. The inverse Fisher information predicts the error of the estimate.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ CONCENTRATION = 20.0
 
 
 class VonMisesFisher(ExponentialFamily):
-    """Directions on the sphere in R³, p(y | z) = exp(<y, z> - A(z)), A(z) = log(sinh|z| / |z|) + const."""
+    """Directions in R³: p(y | z) = exp(<y, z> - A(z)), A(z) = log(sinh|z| / |z|) + const."""
 
     def log_partition(self, z: Tensor) -> Tensor:
         """log(sinh r / r) = r + log(1 - exp(-2r)) - log(2r), without overflow."""
@@ -57,14 +59,16 @@ def observe(n: int, truth: Tensor, seed: int) -> NLLProblem:
 
 
 def main() -> Figure:
-    """Check the likelihood, estimate the rotation from few and from many stars, and draw error and prediction."""
+    """Check the likelihood, estimate the rotation from few and many stars, draw errors."""
     truth = Rotations(3).random_point(generator=torch.Generator().manual_seed(0))
     problem = observe(100, truth, 0)
     print(check_gradient(problem), check_fisher(problem), sep="\n")
     print(minimize(problem, truth))
 
-    sizes, repeats = (10, 30, 100, 300, 1000), 12
-    seen, predicted = [], []
+    sizes = (10, 30, 100, 300, 1000)
+    repeats = 12
+    seen = []
+    predicted = []
     for n in sizes:
         squares = []
         for seed in range(repeats):

@@ -2,8 +2,9 @@
 
     python examples/rotation_averaging.py rotation_averaging.png
 
-One rotation is measured a hundred times, with errors of about 6 degrees, and a growing share of the measurements is
-nonsense. The least-squares average is pulled away; the sum of (smoothed) angles, one line of torch, is not.
+One rotation is measured a hundred times, with errors of about 6 degrees, and a growing share of the
+measurements is nonsense. The least-squares average is pulled away; the sum of (smoothed) angles,
+one line of torch, is not.
 """
 
 from __future__ import annotations
@@ -43,8 +44,10 @@ def degrees(x: Tensor, y: Tensor) -> float:
 
 def main() -> Figure:
     """Average with and without outliers and draw the errors."""
-    shares, repeats = (0.0, 0.1, 0.2, 0.3, 0.4, 0.45), 10
-    plain, robust = [], []
+    shares = (0.0, 0.1, 0.2, 0.3, 0.4, 0.45)
+    repeats = 10
+    plain = []
+    robust = []
     for share in shares:
         errors = torch.zeros(2)
         for seed in range(repeats):
@@ -55,7 +58,8 @@ def main() -> Figure:
         plain.append(float(errors[0]))
         robust.append(float(errors[1]))
         print(
-            f"{share:4.0%} wrong: least squares {plain[-1]:5.1f} degrees off, least angles {robust[-1]:4.1f}"
+            f"{share:4.0%} wrong: least squares {plain[-1]:5.1f} degrees off, least angles "
+            f"{robust[-1]:4.1f}"
         )
 
     figure = Figure(figsize=(6, 3.8), layout="constrained")

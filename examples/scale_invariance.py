@@ -2,8 +2,8 @@
 
     python examples/scale_invariance.py scale_invariance.png
 
-A small residual network with a batch norm, a group norm, a weight norm and a plain head. A weight whose gradient is
-orthogonal to it lives on spheres; ``find_scale_invariant`` measures that angle.
+A small residual network with a batch norm, a group norm, a weight norm and a plain head. A weight
+whose gradient is orthogonal to it lives on spheres; ``find_scale_invariant`` measures that angle.
 """
 
 from __future__ import annotations

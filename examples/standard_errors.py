@@ -2,9 +2,9 @@
 
     python examples/standard_errors.py standard_errors.png
 
-A direction in space is estimated by logistic regression, from 100 and from 800 observations. The inverse Fisher
-information gives a confidence region on the sphere, and an interval for anything that is computed from the direction,
-such as its angle to the north pole.
+A direction in space is estimated by logistic regression, from 100 and from 800 observations. The
+inverse Fisher information gives a confidence region on the sphere, and an interval for anything
+that is computed from the direction, such as its angle to the north pole.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def main() -> Figure:
         low, high = covariance.interval(angle, level=0.9)
         held = "holds" if covariance.contains(truth, level=0.9) else "does not hold"
         print(
-            f"n = {n}: {float(angle(result.x)):.1f}° from the pole, 90 % interval {float(low):.1f}° to "
+            f"n = {n}: {float(angle(result.x)):.1f}° from the pole, 90 % interval "
+            f"{float(low):.1f}° to "
             f"{float(high):.1f}° (truth {float(angle(truth)):.1f}°); the region {held} the truth"
         )
         boundary = covariance.boundary(200, level=0.9)

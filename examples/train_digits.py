@@ -2,7 +2,8 @@
 
     python examples/train_digits.py train_digits.png
 
-Copy ``train``: the only line that is not in every training loop is the one that builds the optimizer.
+Copy ``train``: the only line that is not in every training loop is the one that builds the
+optimizer.
 """
 
 from __future__ import annotations
@@ -64,9 +65,11 @@ def train(
 def main() -> Figure:
     """Print how each parameter is treated and the test accuracy of both; draw the losses."""
     digits = load_digits()
-    x, y = torch.tensor(digits.data / 16.0, dtype=torch.float32), torch.tensor(digits.target)
+    x = torch.tensor(digits.data / 16.0, dtype=torch.float32)
+    y = torch.tensor(digits.target)
     torch.manual_seed(0)
-    model, twin = network(), network()
+    model = network()
+    twin = network()
     twin.load_state_dict(model.state_dict())
     opt = fisherfold.SphereOptimizer(model, lr=0.02)
     print(opt.report())

@@ -3,9 +3,9 @@
     python fuzz/fuzz.py csv -max_total_time=600
     python fuzz/fuzz.py completion tests/corpus/completion -runs=100000
 
-The target is the first word; see ``fuzz/targets.py``. Everything after it goes to libFuzzer; if no corpus
-folder is named, a temporary copy of the target's own is used. A crash is written beside as ``crash-...``: add it to
-``tests/corpus/<target>`` together with the fix.
+The target is the first word; see ``fuzz/targets.py``. Everything after it goes to libFuzzer; if no
+corpus folder is named, a temporary copy of the target's own is used. A crash is written beside as
+``crash-...``: add it to ``tests/corpus/<target>`` together with the fix.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def main() -> None:
     """Run libFuzzer on the named target."""
     if len(sys.argv) < 2 or sys.argv[1] not in TARGETS:
         raise SystemExit(
-            f"usage: python fuzz/fuzz.py {{{','.join(TARGETS)}}} [corpus folder] [libFuzzer options]"
+            f"usage: python fuzz/fuzz.py {{{','.join(TARGETS)}}} [corpus folder] [libFuzzer "
+            "options]"
         )
     name = sys.argv.pop(1)
     if not any(not word.startswith("-") for word in sys.argv[1:]):

@@ -1,11 +1,14 @@
-"""SIGKILL at random moments of a fit and of its save: the old model or the new one is always there, whole.
+"""SIGKILL at random moments of a fit and of its save.
+
+The old model or the new one is always there, whole.
 
     python fuzz/kills.py --kills 200
 
-A process that has imported everything forks one child for each kill. A child fits and saves a completion model over the
-last one; every other child fits with ``minimize`` and a checkpoint, and goes on from it. After each kill the model must
-load and predict as one of the two that were being written, and the checkpoint must be absent or whole. At the end one
-run that is left alone must leave nothing but the model, and ``minimize`` must come to the bits of a run without kills.
+A process that has imported everything forks one child for each kill. A child fits and saves a
+completion model over the last one; every other child fits with ``minimize`` and a checkpoint, and
+goes on from it. After each kill the model must load and predict as one of the two that were being
+written, and the checkpoint must be absent or whole. At the end one run that is left alone must
+leave nothing but the model, and ``minimize`` must come to the bits of a run without kills.
 """
 
 from __future__ import annotations
@@ -86,7 +89,8 @@ def left_alone(pid: int) -> None:
 
 def kills(folder: Path, count: int, seed: int) -> dict[str, int]:
     """Kill ``count`` children; raises AssertionError if anything is not whole."""
-    chance, hit = random.Random(seed), 0
+    chance = random.Random(seed)
+    hit = 0
     whole: dict[str, float] = {}
     known = []
     for name, work in (
@@ -104,13 +108,15 @@ def kills(folder: Path, count: int, seed: int) -> dict[str, int]:
         if k % 2:
             alive = kill_after(in_child(solve, folder), after := chance.uniform(0, whole["solve"]))
             # it ended before: on a machine that is less busy now it takes less time
-            hit, whole["solve"] = hit + alive, whole["solve"] if alive else after
+            hit = hit + alive
+            whole["solve"] = whole["solve"] if alive else after
             if (folder / "c").exists():
                 read_tensors(folder / "c", kind="checkpoint", version=9)
         else:
             pid = in_child(fit_and_save, folder, 1.0 if k % 4 else -1.0)
             alive = kill_after(pid, after := chance.uniform(0, whole["save"]))
-            hit, whole["save"] = hit + alive, whole["save"] if alive else after
+            hit = hit + alive
+            whole["save"] = whole["save"] if alive else after
             assert predictions(folder) in known, "a model that nobody wrote"
     leftovers = [path for path in folder.iterdir() if path.name.startswith(".")]
     for path in leftovers:

@@ -49,7 +49,9 @@ def models() -> None:
             f"{folder}/point"
         )
         keep(Path(folder) / "point" / "model.safetensors", "completion/point.safetensors")
-        Z, y, task = rng.normal(size=(20, 2)), rng.normal(size=20), np.arange(20) % 3
+        Z = rng.normal(size=(20, 2))
+        y = rng.normal(size=20)
+        task = np.arange(20) % 3
         SubspaceRegressor(1, max_iter=2).fit(Z, y, task=task).save(f"{folder}/regression")
         keep(Path(folder) / "regression" / "model.safetensors", "subspace/regression.safetensors")
         SubspaceClassifier(1, ridge=1.0, max_iter=2).fit(Z, y > 0, task=task).save(
@@ -57,10 +59,8 @@ def models() -> None:
         )
         keep(Path(folder) / "classes" / "model.safetensors", "subspace/classes.safetensors")
         g = torch.Generator().manual_seed(0)
-        x, w = (
-            torch.randn(9, 4, generator=g, dtype=torch.float64),
-            Sphere(4).random_point(generator=g),
-        )
+        x = torch.randn(9, 4, generator=g, dtype=torch.float64)
+        w = Sphere(4).random_point(generator=g)
         problem = NLLProblem(Sphere(4), lambda x, w: x @ w, Gaussian(), x, x @ w)
         minimize(problem, Sphere(4).random_point(generator=g), max_iter=2, checkpoint=f"{folder}/c")
         keep(Path(folder) / "c", "checkpoint/rngd-2.safetensors")

@@ -2,7 +2,8 @@
 
     python fuzz/run.py --minutes 5
 
-An input that breaks a target is written to ``fuzz/crash-TARGET-...``; add it to ``tests/corpus/TARGET`` with the fix.
+An input that breaks a target is written to ``fuzz/crash-TARGET-...``; add it to
+``tests/corpus/TARGET`` with the fix.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from targets import TARGETS, mutation, seeds
 @contextlib.contextmanager
 def no_standard_error():
     """Without what polars prints of the errors that it raises."""
-    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    kept = os.dup(2)
+    nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
     try:
         yield
@@ -42,7 +44,9 @@ def main() -> None:
     chance = random.Random(options.seed)
     failures = 0
     for name, target in TARGETS.items():
-        corpus, count, end = seeds(name), 0, time.monotonic() + options.minutes * 60 / len(TARGETS)
+        corpus = seeds(name)
+        count = 0
+        end = time.monotonic() + options.minutes * 60 / len(TARGETS)
         while time.monotonic() < end:
             content = mutation(chance, corpus)
             try:

@@ -1,7 +1,7 @@
-"""What is fuzzed: each target takes any bytes, and either answers or raises a ValueError that says something.
+"""What is fuzzed: a target takes any bytes and answers or raises a clear ValueError.
 
-``make fuzz`` runs all of them for five minutes (``fuzz/run.py``), ``fuzz/fuzz.py`` one of them guided by coverage, and
-``tests/trust/test_fuzz.py`` the corpus and a few mutations.
+``make fuzz`` runs all of them for five minutes (``fuzz/run.py``), ``fuzz/fuzz.py`` one of them
+guided by coverage, and ``tests/trust/test_fuzz.py`` the corpus and a few mutations.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def completion(content: bytes) -> None:
     folder = _write(content, "model.safetensors").parent
     with sentence():
         model = MatrixCompletion.load(folder)
-        row, column = model.model_.row_ids.labels[0], model.model_.column_ids.labels[0]
+        row = model.model_.row_ids.labels[0]
+        column = model.model_.column_ids.labels[0]
         assert np.isfinite(model.predict(np.array([[row, column]], dtype=object))).all()
 
 
@@ -76,7 +77,10 @@ def checkpoint(content: bytes) -> None:
 
 
 def header(content: bytes) -> None:
-    """A completion model with a right checksum and a changed header: the bytes are what the JSON says."""
+    """A completion model with a right checksum and a changed header.
+
+    The bytes are what the JSON says.
+    """
     try:
         said = parse_json(content.decode("utf-8", errors="replace"))
     except ValueError:
@@ -153,10 +157,14 @@ def seeds(name: str) -> list[bytes]:
 
 
 def mutation(chance: random.Random, corpus: list[bytes]) -> bytes:
-    """A seed with up to four changes: bytes replaced, removed, repeated, or a piece of another seed put in."""
+    """A seed with up to four changes.
+
+    Bytes replaced, removed, repeated, or a piece of another seed put in.
+    """
     content = chance.choice(corpus)
     for _ in range(chance.randint(1, 4)):
-        at, other = chance.randint(0, len(content)), chance.choice(corpus)
+        at = chance.randint(0, len(content))
+        other = chance.choice(corpus)
         start = chance.randint(0, len(other))
         piece = chance.choice(
             [

@@ -1,4 +1,4 @@
-"""CIFAR on the device: all images resident as bytes, a whole epoch permuted, cropped and flipped at once.
+"""CIFAR on the device, a whole epoch permuted, cropped and flipped at once.
 
 All randomness of an epoch comes from (seed, epoch) on the CPU, so that a run resumes at any epoch
 and sees the same images on every device.

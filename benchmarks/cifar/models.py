@@ -17,7 +17,7 @@ def conv(inputs: int, outputs: int, size: int = 3, stride: int = 1) -> nn.Conv2d
 
 
 class PreActivationBlock(nn.Module):
-    """Two convolutions, each behind BN-ReLU, and a shortcut of the activated input where the shape changes."""
+    """Two convolutions, each behind BN-ReLU; the shortcut starts from the activated input."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ def vgg16_bn(classes: int) -> nn.Sequential:
 
 
 def build(name: str, classes: int) -> nn.Module:
-    """``vgg16bn``, ``resnet18``, ``wrnD_K`` (depth, width) or ``resnetW`` (width of the first stage, 14 layers)."""
+    """``vgg16bn``, ``resnet18``, ``wrnD_K`` (depth, width) or ``resnetW`` (first width)."""
     if name in {"vgg16bn", "resnet18"}:
         network = vgg16_bn(classes) if name == "vgg16bn" else resnet18(classes)
     elif found := re.fullmatch(r"wrn(\d+)_(\d+)", name):
@@ -120,7 +120,8 @@ def build(name: str, classes: int) -> nn.Module:
         network = resnet(int(found[1]), classes)
     else:
         raise ValueError(
-            f"model must be vgg16bn, resnet18, wrnD_K such as wrn16_4, or resnetW such as resnet64, got {name!r}"
+            "model must be vgg16bn, resnet18, wrnD_K such as wrn16_4, or resnetW such as "
+            f"resnet64, got {name!r}"
         )
     with torch.no_grad():
         for module in network.modules():

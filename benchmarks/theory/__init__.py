@@ -1,4 +1,6 @@
-"""The theory of the paper, made visible: five parts, each a figure, a table and findings with verdicts.
+"""The theory of the paper, made visible.
+
+Five parts, each a figure, a table and findings with verdicts.
 
 metric      Theorem 1: the RFIM is the metric of KL; the natural direction is the steepest one
 global      Algorithm 1 with estimates of growing and of fixed accuracy

@@ -1,11 +1,12 @@
-r"""Part 1: the Riemannian Fisher information is the metric of the Kullback-Leibler divergence (Theorem 1).
+r"""Part 1: the Riemannian Fisher information is the metric of KL (Theorem 1).
 
     E KL(p_θ ‖ p_{R_θ(td)}) = ½ t² <d, F^R d> + O(t³)
 
-The remainder is measured for every likelihood, manifold and retraction. KL has no first-order term in t, so its second
-derivative does not feel the acceleration of the curve: the expansion holds for retractions of first order too. What a
-retraction of first order does lose is the expansion of the loss itself, Ψ(R(td)) = Ψ + t<g,d> + ½t²<d, Hess d> + O(t³),
-because there the gradient does not vanish.
+The remainder is measured for every likelihood, manifold and retraction. KL has no first-order term
+in t, so its second derivative does not feel the acceleration of the curve: the expansion holds for
+retractions of first order too. What a retraction of first order does lose is the expansion of the
+loss itself, Ψ(R(td)) = Ψ + t<g,d> + ½t²<d, Hess d> + O(t³), because there the gradient does not
+vanish.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ MANIFOLDS: dict[str, Manifold] = {
     "product": Product({"frame": Stiefel(4, 2), "row": Sphere(3), "bias": Euclidean(2)}),
 }
 STEPS = [0.3 * 10 ** (-k / 4) for k in range(17)]
-_SAMPLES, _OUTPUTS = 24, 3
+_SAMPLES = 24
+_OUTPUTS = 3
 # one rounding unit on values of size one, a few times over
 _NOISE = 8 * torch.finfo(torch.float64).eps
 
@@ -57,8 +59,9 @@ def make_problem(
 ) -> tuple[NLLProblem, Point]:
     """A small nonlinear model on a manifold, and a random point.
 
-    z = sin(A_i features(θ)), the features being the entries of θ, or of the projector θθᵀ on the Grassmann manifold,
-    where only the span counts. The targets are drawn from the model at another point.
+    z = sin(A_i features(θ)), the features being the entries of θ, or of the projector θθᵀ on the
+    Grassmann manifold, where only the span counts. The targets are drawn from the model at another
+    point.
     """
     generator = torch.Generator().manual_seed(seed)
     theta, truth = (manifold.random_point(generator=generator) for _ in range(2))
@@ -95,7 +98,8 @@ def loss_remainder(problem: NLLProblem, theta: Tensor, method: str, seed: int) -
     """|Ψ(R(td)) - Ψ - t<g,d> - ½t²<d, Hess d>| on the Stiefel manifold, at every t of ``STEPS``."""
     d = _direction(problem, theta, seed)
     value, gradient = problem.loss_and_gradient(theta)
-    first, second = float(dot(gradient, d)), float(dot(d, riemannian_hessian(problem, theta, d)))
+    first = float(dot(gradient, d))
+    second = float(dot(d, riemannian_hessian(problem, theta, d)))
     errors = []
     for t in STEPS:
         moved = problem.loss(problem.manifold.retract(theta, t * d, method=method))
@@ -130,7 +134,7 @@ def riemannian_hessian(
 
 
 def entropy_hessian_error(likelihood: ExponentialFamily, *, frozen: bool, seed: int) -> float:
-    """‖∇²Φ - F‖/‖F‖ for Φ(θ) = -E_{y ~ p_θ} log p(y | f(x, θ)), which the paper calls the population loss."""
+    """‖∇²Φ - F‖/‖F‖ for the paper's population loss Φ(θ) = -E_{y ~ p_θ} log p(y | f(x, θ))."""
     problem, theta = make_problem(MANIFOLDS["euclidean"], likelihood, seed=seed)
     frozen_mean = likelihood.mean(problem.model(problem.inputs, theta))
 
@@ -153,7 +157,7 @@ def _direction(problem: NLLProblem, theta: Point, seed: int) -> Any:
 
 
 def measure(settings: Settings) -> list[Row]:
-    """The slope of the remainder for every likelihood, manifold and retraction, and the controls."""
+    """Slopes of the remainder by likelihood, manifold and retraction, with controls."""
     rows = []
     for (manifold, geometry), (name, likelihood) in itertools.product(
         MANIFOLDS.items(), LIKELIHOODS.items()
@@ -194,7 +198,8 @@ def measure(settings: Settings) -> list[Row]:
 
 def findings(rows: list[Row]) -> list[Finding]:
     """What the slopes say about Theorem 1."""
-    kl, loss = pick(rows, quantity="KL"), pick(rows, quantity="loss")
+    kl = pick(rows, quantity="KL")
+    loss = pick(rows, quantity="loss")
     found = []
     for manifold in MANIFOLDS:
         own = pick(kl, manifold=manifold, order=2)
@@ -214,7 +219,8 @@ def findings(rows: list[Row]) -> list[Finding]:
             "not covered",
             f"slope {min(slopes):.2f} to {max(slopes):.2f}",
             holds_if(min(slopes) > 2.8),
-            "the hypothesis of second order is not needed: KL has no linear term in t, so the acceleration of the "
+            "the hypothesis of second order is not needed: KL has no linear term in t, so the "
+            "acceleration of the "
             "curve does not enter its second derivative",
         ),
         _slope_finding(
@@ -258,8 +264,10 @@ def _printed_findings() -> list[Finding]:
             0.0,
             free,
             holds_if(free < 1e-8),
-            "relative error, the worst of four likelihoods: Φ averages over p_θ itself and so is an entropy (constant "
-            f"for a Gaussian); with the distribution of y frozen at θ the error is {frozen:.0e}, but then grad Φ = 0 "
+            "relative error, the worst of four likelihoods: Φ averages over p_θ itself and so is "
+            "an entropy (constant "
+            f"for a Gaussian); with the distribution of y frozen at θ the error is {frozen:.0e}, "
+            "but then grad Φ = 0 "
             "and the natural direction of Theorem 1 is 0: read it for Ψ",
         ),
         Finding(
@@ -267,7 +275,8 @@ def _printed_findings() -> list[Finding]:
             0.0,
             error,
             holds_if(error < 1e-8),
-            "relative error against the second derivative along geodesics: P D_u(grad Φ) is already Hess Φ[u]; the "
+            "relative error against the second derivative along geodesics: P D_u(grad Φ) is "
+            "already Hess Φ[u]; the "
             "second term should be the Weingarten map of the normal part of ∇Φ",
         ),
     ]

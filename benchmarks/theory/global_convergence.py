@@ -4,10 +4,11 @@ The theorem asks for estimates with errors of order 1/σ_k² and for
 
     η₂ ≥ max(κ_fim, 16 κ_ef/(1 - η₁)),
 
-κ_fim a bound of the Fisher information and κ_ef the constant of full linearity; it then gives lim inf ‖grad Ψ‖ = 0 with
-σ_k → ∞. Seen here: runs with that η₂, with all samples and with batches that grow; the same with η₂ tiny, outside of
-the theorem, and with batches that do not grow; what σ_k, acceptance and λ_k = σ_k‖g_k‖ do for η₂ tiny and large; and
-that the model m_k with its regularisation cannot be fully linear with a constant while σ_k grows.
+κ_fim a bound of the Fisher information and κ_ef the constant of full linearity; it then gives lim
+inf ‖grad Ψ‖ = 0 with σ_k → ∞. Seen here: runs with that η₂, with all samples and with batches that
+grow; the same with η₂ tiny, outside of the theorem, and with batches that do not grow; what σ_k,
+acceptance and λ_k = σ_k‖g_k‖ do for η₂ tiny and large; and that the model m_k with its
+regularisation cannot be fully linear with a constant while σ_k grows.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def make_problem(n_samples: int, *, seed: int) -> tuple[NLLProblem, Tensor]:
 
 
 def least_eta2(problem: NLLProblem, start: Tensor) -> tuple[float, float]:
-    """κ_fim, the largest eigenvalue of the Fisher information, and the least η₂ that the theorem allows.
+    """κ_fim, the largest eigenvalue of F, and the least η₂ that the theorem allows.
 
     Both at the start and at the solution, with κ_ef of the model without λ.
     """
@@ -73,7 +74,7 @@ def least_eta2(problem: NLLProblem, start: Tensor) -> tuple[float, float]:
 
 
 def growing(n_samples: int, iterations: int) -> Callable[[int], int]:
-    """Batch sizes that grow from 20 by a constant factor and reach all samples after six tenths of the run."""
+    """Batch sizes that grow from 20 by a factor to all samples at six tenths of the run."""
     factor = (n_samples / 20) ** (1 / (0.6 * iterations))
     return lambda k: min(n_samples, math.ceil(20 * factor**k))
 
@@ -81,7 +82,10 @@ def growing(n_samples: int, iterations: int) -> Callable[[int], int]:
 def run(
     problem: NLLProblem, start: Tensor, label: str, seed: int, iterations: int, **options: Any
 ) -> Row:
-    """Run Algorithm 1 for a fixed number of iterations: its traces, and what the table shows of them."""
+    """Run Algorithm 1 for a fixed number of iterations.
+
+    Its traces, and what the table shows of them.
+    """
     trace = minimize(
         problem,
         start,
@@ -93,7 +97,8 @@ def run(
         solve="dense",
         **(STANDARD | options),
     ).trace
-    norms, sigmas = trace["gradient_norm"], trace["sigma"][1:]
+    norms = trace["gradient_norm"]
+    sigmas = trace["sigma"][1:]
     return {
         "label": label,
         "seed": seed,
@@ -111,12 +116,13 @@ def run(
 
 
 def model_errors(problem: NLLProblem, start: Tensor) -> tuple[list[float], dict[str, list[float]]]:
-    """σ² max |Ψ∘R(y) - m(y)| over ‖y‖ = 1/σ, with the regularisation in m and without it, for growing σ.
+    """σ² max |Ψ∘R(y) - m(y)| over ‖y‖ = 1/σ for growing σ, m regularised and not.
 
     Full linearity with a constant κ_ef says that this is bounded.
     """
     loss, gradient = problem.loss_and_gradient(start)
-    operator, norm = problem.fisher(start), float(gradient.norm())
+    operator = problem.fisher(start)
+    norm = float(gradient.norm())
     generator = torch.Generator().manual_seed(0)
     directions = [problem.manifold.random_tangent(start, generator=generator) for _ in range(20)]
     sigmas = [2.0**k for k in range(2, 13)]
@@ -182,7 +188,8 @@ def findings(
             0.0,
             max(tiny),
             holds_if(max(tiny) < 1e-10),
-            f"worst of {counted(len(tiny), 'seed')} with η₂ = 1e-20, which the theorem does not cover; 1e-6 after "
+            f"worst of {counted(len(tiny), 'seed')} with η₂ = 1e-20, which the theorem does not "
+            "cover; 1e-6 after "
             f"{reached:.0f} iterations",
         ),
         Finding(
@@ -197,9 +204,12 @@ def findings(
             "b^-0.5",
             f"b^{floor:.2f}",
             holds_if(abs(floor + 0.5) < 0.1, "partly"),
-            f"median ‖grad Ψ‖ over the last quarter: {floors[0]:.1e} at b={BATCHES[0]}, {floors[-1]:.1e} at "
-            f"b={BATCHES[-1]}; the hypothesis of errors below ε_F/σ_k² is then violated, and the conclusion with it; "
-            f"with η₂ = κ, which keeps steps short, it is {max(each('batch 80, η₂ = κ', 'tail_gradient_norm')):.1e} at "
+            f"median ‖grad Ψ‖ over the last quarter: {floors[0]:.1e} at b={BATCHES[0]}, "
+            f"{floors[-1]:.1e} at "
+            f"b={BATCHES[-1]}; the hypothesis of errors below ε_F/σ_k² is then violated, and the "
+            "conclusion with it; "
+            "with η₂ = κ, which keeps steps short, it is "
+            f"{max(each('batch 80, η₂ = κ', 'tail_gradient_norm')):.1e} at "
             "b=80",
         ),
         _sigma_finding(rows),
@@ -209,8 +219,10 @@ def findings(
             "σ^0",
             f"σ^{powers['with λ']:.2f}",
             holds_if(powers["with λ"] < 0.2),
-            "σ² max |Ψ∘R - m| over the ball of radius 1/σ at a fixed point: the regularisation ½σ‖g‖‖y‖² alone "
-            f"contributes σ‖g‖/2. Without it the power is {powers['without λ']:.2f}: ask full linearity of the model "
+            "σ² max |Ψ∘R - m| over the ball of radius 1/σ at a fixed point: the regularisation "
+            "½σ‖g‖‖y‖² alone "
+            f"contributes σ‖g‖/2. Without it the power is {powers['without λ']:.2f}: ask full "
+            "linearity of the model "
             "without λ",
         ),
         Finding(
@@ -224,9 +236,10 @@ def findings(
 
 
 def _theorem_finding(chosen: list[Row]) -> Finding:
-    """The theorem itself: batches are whole from six tenths of a run on, and the norm must go on falling from there."""
+    """The theorem: from six tenths of a run on batches are whole, and the norm falls."""
     falls = [_fall(r["norms"], 0.6) for r in chosen]
-    last, length = max(r["norms"][-1] for r in chosen), max(r["iterations"] for r in chosen)
+    last = max(r["norms"][-1] for r in chosen)
+    length = max(r["iterations"] for r in chosen)
     # at that rate, the rest of the run lowers the norm tenfold
     steady = all(fall ** (0.4 * length) < 0.1 for fall in falls)
     return Finding(
@@ -234,7 +247,8 @@ def _theorem_finding(chosen: list[Row]) -> Finding:
         0.0,
         f"{last:.1e} after {length} iterations",
         holds_if(steady and last < 1e-2),
-        f"worst of {len(chosen)} runs, with all samples and with growing batches, η₂ = max(κ_fim, 16κ_ef/(1 - η₁)); "
+        f"worst of {len(chosen)} runs, with all samples and with growing batches, η₂ = max(κ_fim, "
+        "16κ_ef/(1 - η₁)); "
         f"over the last four tenths a factor of {min(falls):.3f} to {max(falls):.3f} per iteration",
     )
 
@@ -258,7 +272,8 @@ def _sigma_finding(rows: list[Row]) -> Finding:
         "σ grows",
         f"σ = {large:.1e}, last half of Σ {late:.0e} of it",
         holds_if(large > 1e2 and late < 1e-2),
-        f"all samples, {THEOREM}, final σ as median of the seeds, σ₀ = 1. With a tiny η₂, which it does not cover, "
+        f"all samples, {THEOREM}, final σ as median of the seeds, σ₀ = 1. With a tiny η₂, which it "
+        "does not cover, "
         f"steps are accepted, σ falls to {tiny:.0e} and convergence is faster all the same",
     )
 
@@ -272,7 +287,8 @@ def _rate_finding(chosen: list[Row], fast: float) -> Finding:
         "λ_k ≈ η₂, linear rate",
         f"λ_k/η₂ in {min(lambdas):.2g} to {max(lambdas):.2g}, rate {rate:.3f}",
         holds_if(min(lambdas) > 1 / 16 and max(lambdas) < 16 and 0.3 < rate < 1),
-        "per iteration, all samples; every step is then damped by about the largest eigenvalue of F. With η₂ tiny the "
+        "per iteration, all samples; every step is then damped by about the largest eigenvalue of "
+        "F. With η₂ tiny the "
         f"run reaches 1e-6 in {fast:.0f} iterations",
     )
 
@@ -283,12 +299,18 @@ def part(settings: Settings) -> Part:
     problem, start = make_problem(2000, seed=0)
     sigmas, constants = model_errors(problem, start)
     sentence = (
-        "The gradient norm goes to zero with all samples and with growing batches, and stops at a floor with batches "
-        "of fixed size, where no step shows its fall on a second batch and σ grows: accuracy that grows is needed, as "
+        "The gradient norm goes to zero with all samples and with growing batches, and stops at a "
+        "floor with batches "
+        "of fixed size, where no step shows its fall on a second batch and σ grows: accuracy that "
+        "grows is needed, as "
         "the theorem says. Its constants are those of a "
-        "proof: with the η₂ that it wants every step is damped by more than the largest eigenvalue of F, and the rate "
-        "is linear and slow; with a tiny η₂, outside the theorem, σ falls instead of growing and convergence is "
-        "superlinear. As printed the hypothesis of a fully linear m_k contradicts its own regularisation term."
+        "proof: with the η₂ that it wants every step is damped by more than the largest eigenvalue "
+        "of F, and the rate "
+        "is linear and slow; with a tiny η₂, outside the theorem, σ falls instead of growing and "
+        "convergence is "
+        "superlinear. As printed the hypothesis of a fully linear m_k contradicts its own "
+        "regularisation term."
     )
-    found, picture = findings(rows, sigmas, constants), draw_global(rows, sigmas, constants)
+    found = findings(rows, sigmas, constants)
+    picture = draw_global(rows, sigmas, constants)
     return Part("global", "Global convergence of Algorithm 1", sentence, found, rows, picture)

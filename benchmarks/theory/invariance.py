@@ -1,11 +1,11 @@
-r"""Part 5: behind batch normalisation the gradient of a weight row is orthogonal to the row, and RFIM = FIM.
+r"""Part 5: behind batch normalisation <∇w_i, w_i> = 0 for every row, and RFIM = FIM.
 
     Ψ(c w_i) = Ψ(w_i), c > 0   ⇒   <∇_{w_i} Ψ, w_i> = 0   ⇒   grad Ψ = ∇Ψ  and  P F P = F
 
-It is an identity of exact objects: of the gradient of every sample's loss with the batch statistics differentiated
-through. Hooks, as all K-FAC codes use them, see g_n a_nᵀ with g_n the derivative of the summed loss in the layer's
-output of sample n; in train mode the samples are coupled by the statistics, and these are not the gradients of single
-losses: only their sum is right.
+It is an identity of exact objects: of the gradient of every sample's loss with the batch statistics
+differentiated through. Hooks, as all K-FAC codes use them, see g_n a_nᵀ with g_n the derivative of
+the summed loss in the layer's output of sample n; in train mode the samples are coupled by the
+statistics, and these are not the gradients of single losses: only their sum is right.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from torch.nn import functional
 from benchmarks.theory.pictures import draw_invariance
 from benchmarks.theory.report import Finding, Part, Row, Settings, holds_if, pick
 
-BATCH, INPUTS, HIDDEN, CLASSES = 32, 10, 12, 4
+BATCH = 32
+INPUTS = 10
+HIDDEN = 12
+CLASSES = 4
 
 
 class Network(nn.Module):
@@ -61,7 +64,7 @@ def make(normalisation: str, *, seed: int) -> tuple[Network, Tensor, Tensor]:
 
 
 def true_gradients(network: Network, x: Tensor, y: Tensor) -> Tensor:
-    """The gradient of every sample's loss in the first weight, batch statistics differentiated through."""
+    """Gradients of every sample's loss, batch statistics differentiated through."""
     rest = {name: p.detach() for name, p in network.named_parameters() if name != "first.weight"}
 
     def losses(weight: Tensor) -> Tensor:
@@ -72,11 +75,15 @@ def true_gradients(network: Network, x: Tensor, y: Tensor) -> Tensor:
 
 
 def hook_gradients(network: Network, x: Tensor, y: Tensor) -> Tensor:
-    """What hooks on the first layer see: the output's gradient times the input, sample by sample."""
+    """What hooks on the first layer see.
+
+    The output's gradient times the input, sample by sample.
+    """
     seen: dict[str, Tensor] = {}
 
     def hook(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
-        seen["input"], seen["output"] = arguments[0], output
+        seen["input"] = arguments[0]
+        seen["output"] = output
 
     handle = network.first.register_forward_hook(hook)
     loss = functional.cross_entropy(network(x), y, reduction="sum")
@@ -92,7 +99,7 @@ def radial_share(gradients: Tensor, weight: Tensor) -> float:
 
 
 def projected_fisher_change(gradients: Tensor, weight: Tensor) -> float:
-    """‖P F P - F‖/‖F‖ for F the second moment of the gradients and P the projector of the product of spheres."""
+    """‖P F P - F‖/‖F‖, F the second moment of the gradients, P the spheres' projector."""
     tangent = gradients - (gradients * weight).sum(dim=-1, keepdim=True) * weight
     full, projected = (g.flatten(1).T @ g.flatten(1) for g in (gradients, tangent))
     return float((full - projected).norm() / full.norm())
@@ -106,7 +113,8 @@ def measure(settings: Settings) -> list[Row]:
     ):
         network, x, y = make(kind, seed=seed)
         weight = network.first.weight.detach()
-        true, hooks = true_gradients(network, x, y), hook_gradients(network, x, y)
+        true = true_gradients(network, x, y)
+        hooks = hook_gradients(network, x, y)
         cosines = functional.cosine_similarity(true.flatten(1), hooks.flatten(1), dim=1)
         whole = (true * weight).sum(dim=(1, 2)) / weight.norm() / true.flatten(1).norm(dim=1)
         rows.append(
@@ -154,13 +162,15 @@ def findings(rows: list[Row]) -> list[Finding]:
             "batch norm: <∇w_i, w_i> = 0, every sample, exact gradients",
             0.0,
             math.sqrt(max(each("batch", "radial_true"))),
-            "radial part over the length, the worst seed; statistics differentiated through, float64",
+            "radial part over the length, the worst seed; statistics differentiated through, "
+            "float64",
         ),
         zero(
             "batch norm: <∇w_i, w_i> = 0, per-sample gradients from hooks in train mode",
             0.0,
             math.sqrt(min(each("batch", "radial_hooks"))),
-            "radial part over the length, the least seed. Their sum is the exact batch gradient (to "
+            "radial part over the length, the least seed. Their sum is the exact batch gradient "
+            "(to "
             f"{max(each('batch', 'sum_difference')):.0e}), one by one they are not",
         ),
         zero(
@@ -179,21 +189,24 @@ def findings(rows: list[Row]) -> list[Finding]:
             "batch norm as printed, divided by Var",
             "Ψ(2w) = Ψ(w)",
             max(each("variance", "scaled")),
-            "relative change of the loss when one row is doubled; dividing by the standard deviation it is "
+            "relative change of the loss when one row is doubled; dividing by the standard "
+            "deviation it is "
             f"{max(each('batch', 'scaled')):.0e}",
         ),
         zero(
             "batch norm: Ψ(cw) = Ψ(w) for all c ≠ 0",
             "Ψ(-w) = Ψ(w)",
             max(each("batch", "negated")),
-            "relative change of the loss: the sign is no invariance of ReLU after batch norm, so rows live on spheres, "
+            "relative change of the loss: the sign is no invariance of ReLU after batch norm, so "
+            "rows live on spheres, "
             "not on Gr(1, n); for c > 0 it is one, which is what the identity needs",
         ),
         zero(
             "layer norm: <∇W, W> = 0 for the whole weight, not by rows",
             0.0,
             max(each("layer", "whole_true")),
-            f"cosine with W, the worst sample; by rows the radial share is {max(each('layer', 'radial_true')):.2f}",
+            "cosine with W, the worst sample; by rows the radial share is "
+            f"{max(each('layer', 'radial_true')):.2f}",
         ),
     ]
 
@@ -202,9 +215,12 @@ def part(settings: Settings) -> Part:
     """Run this part."""
     rows = measure(settings)
     sentence = (
-        "With batch statistics differentiated through, every sample's gradient is tangent to rounding and RFIM = FIM. "
-        "The rows that hooks collect in train mode are not: only their sum is right, so what K-FAC codes compute is "
-        "another matrix with a radial part. The invariance needs the standard deviation where the text prints the "
+        "With batch statistics differentiated through, every sample's gradient is tangent to "
+        "rounding and RFIM = FIM. "
+        "The rows that hooks collect in train mode are not: only their sum is right, so what K-FAC "
+        "codes compute is "
+        "another matrix with a radial part. The invariance needs the standard deviation where the "
+        "text prints the "
         "variance, and holds for c > 0 only."
     )
     return Part(

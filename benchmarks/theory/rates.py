@@ -1,12 +1,14 @@
 r"""Part 3: local rates of deterministic RNGD on the two-layer network with batch normalisation.
 
-    θ^{k+1} = Exp_{θ^k}(-t F^† grad Ψ):    ‖u^{k+1} - y‖ ≤ (1 - t/2) ‖u^k - y‖,  quadratic for t = 1 if J is Lipschitz
+    θ^{k+1} = Exp_{θ^k}(-t F^† grad Ψ):    ‖u^{k+1} - y‖ ≤ (1 - t/2) ‖u^k - y‖,  quadratic for t = 1
+    if J is Lipschitz
 
-The linearised step gives the factor 1 - t, so the theorem leaves a margin of t/2. The Jacobian of a ReLU network jumps
-where a unit is turned over, and a step of length r turns over a share of order r/√m of the m units for each sample:
-so ‖ΔJ‖ ~ (r/√m)^{1/2}, not Lipschitz. Each unit that is turned over leaves an error of order r/m in the output. Summed
-over the draw of the signs they leave r² m^{-1/2} on average (a smooth activation: r²/m) and r^{3/2} m^{-3/4} as
-fluctuation, which is the larger one for r < m^{-1/2}; a step that turns over nothing is as good as a smooth one.
+The linearised step gives the factor 1 - t, so the theorem leaves a margin of t/2. The Jacobian of a
+ReLU network jumps where a unit is turned over, and a step of length r turns over a share of order
+r/√m of the m units for each sample: so ‖ΔJ‖ ~ (r/√m)^{1/2}, not Lipschitz. Each unit that is turned
+over leaves an error of order r/m in the output. Summed over the draw of the signs they leave r²
+m^{-1/2} on average (a smooth activation: r²/m) and r^{3/2} m^{-3/4} as fluctuation, which is the
+larger one for r < m^{-1/2}; a step that turns over nothing is as good as a smooth one.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ from benchmarks.theory.stability import change_norm, inputs, moved_targets, netw
 from fisherfold.reproduce.twolayer import TwoLayer
 from fisherfold.solvers import GradientNorm, minimize
 
-SAMPLES, DIM = 16, 8
+SAMPLES = 16
+DIM = 8
 STEPS = (0.25, 0.5, 0.75, 1.0)
 DISTANCES = [10 ** (-k / 3) for k in range(19)]
 _FLOOR = 1e-11
@@ -90,7 +93,10 @@ def measure_steps(settings: Settings) -> list[Row]:
 
 
 def measure_order(settings: Settings) -> list[Row]:
-    """One step with t = 1 from θ⁰ towards targets at distance r: what is left, and how many signs it turned over."""
+    """One step with t = 1 from θ⁰ towards targets at distance r.
+
+    What is left, and how many signs it turned over.
+    """
     x, y = inputs(SAMPLES, DIM, seed=0)
     widths = (1024, 4096) if settings.quick else (1024, 4096, 16384, 65536)
     steps = defaultdict(list)
@@ -120,7 +126,7 @@ def measure_order(settings: Settings) -> list[Row]:
 
 
 def _one_step(problem: TwoLayer, theta: Tensor) -> list[tuple[float, float, float]]:
-    """(what is left, signs changed, ‖ΔJ‖) for every distance r, from a problem with targets at distance 1."""
+    """(what is left, signs changed, ‖ΔJ‖) for every distance r; targets at distance 1."""
     start = problem.outputs(theta)
     # the direction is linear in u - y, so one solve serves all distances
     direction = problem.fisher(theta).solve(problem.gradient(theta))
@@ -135,14 +141,13 @@ def _one_step(problem: TwoLayer, theta: Tensor) -> list[tuple[float, float, floa
 
 def findings(rows: list[Row], orders: list[Row]) -> list[Finding]:
     """What the runs say about the local theorem."""
-    wide, narrow = max(r["width"] for r in rows), min(r["width"] for r in rows)
+    wide = max(r["width"] for r in rows)
+    narrow = min(r["width"] for r in rows)
     found = []
     for step in STEPS:
         chosen, thin = (pick(rows, step=step, width=width) for width in (wide, narrow))
-        worst, share = (
-            max(r["worst"] for r in chosen),
-            fmean(r["worst"] <= r["bound"] for r in thin),
-        )
+        worst = max(r["worst"] for r in chosen)
+        share = fmean(r["worst"] <= r["bound"] for r in thin)
         last = (
             f"; the last factor is {median(r['last'] for r in chosen):.3f}, 1 - t = {1 - step:g}"
             if step < 1
@@ -154,7 +159,8 @@ def findings(rows: list[Row], orders: list[Row]) -> list[Finding]:
                 f"≤ {1 - step / 2:g}",
                 round(worst, 4),
                 holds_if(worst <= 1 - step / 2),
-                f"worst factor over all iterations and {len(chosen)} draws (ReLU and tanh), m = {wide}{last}; at m = "
+                f"worst factor over all iterations and {len(chosen)} draws (ReLU and tanh), m = "
+                f"{wide}{last}; at m = "
                 f"{narrow} {share:.0%} of the draws keep the bound",
             )
         )
@@ -174,14 +180,17 @@ def _order_findings(orders: list[Row]) -> list[Finding]:
             widths, [r["left"] for r in pick(orders, activation=activation, distance=1.0)]
         )
 
-    smooth, jump, relu = power("tanh", "left"), power("relu", "change", 30), in_width("relu")
+    smooth = power("tanh", "left")
+    jump = power("relu", "change", 30)
+    relu = in_width("relu")
     return [
         Finding(
             "local rate: quadratic for t = 1, smooth activation",
             "r^2",
             f"r^{smooth:.2f}",
             holds_if(abs(smooth - 2) < 0.1),
-            f"what one step leaves of a distance r, tanh, m = {widths[-1]}; in the width it falls like "
+            f"what one step leaves of a distance r, tanh, m = {widths[-1]}; in the width it falls "
+            "like "
             f"m^{in_width('tanh'):.2f} (m^-1 by counting)",
         ),
         Finding(
@@ -189,7 +198,8 @@ def _order_findings(orders: list[Row]) -> list[Finding]:
             "‖ΔJ‖ ~ r^1",
             f"tanh r^{power('tanh', 'change'):.2f}, ReLU r^{jump:.2f}",
             "partly" if jump < 0.8 else "holds",
-            f"over one step, m = {widths[-1]}; ReLU while more than 30 of {widths[-1] * SAMPLES} signs change: part "
+            f"over one step, m = {widths[-1]}; ReLU while more than 30 of {widths[-1] * SAMPLES} "
+            "signs change: part "
             "(b) does not cover the paper's own network (r^0.5 by counting)",
         ),
         Finding(
@@ -197,21 +207,29 @@ def _order_findings(orders: list[Row]) -> list[Finding]:
             "r^2, m^-1 if J were Lipschitz",
             f"r^{power('relu', 'left', 30):.2f}, m^{relu:.2f}",
             "partly" if relu > -0.75 else "holds",
-            f"the power of r for m = {widths[-1]} while many units turn over, root mean square over draws; "
-            "superlinear, though J jumps, with a constant that falls more slowly in the width (m^-0.5 by counting)",
+            f"the power of r for m = {widths[-1]} while many units turn over, root mean square "
+            "over draws; "
+            "superlinear, though J jumps, with a constant that falls more slowly in the width "
+            "(m^-0.5 by counting)",
         ),
     ]
 
 
 def part(settings: Settings) -> Part:
     """Run this part."""
-    rows, orders = measure_steps(settings), measure_order(settings)
+    rows = measure_steps(settings)
+    orders = measure_order(settings)
     sentence = (
-        "On wide networks every step contracts by less than 1 - t/2, and after the first steps by 1 - t, twice as fast "
-        "as the theorem says; narrow networks break the bound at the start. With t = 1 a smooth activation converges "
-        "quadratically. ReLU breaks the Lipschitz condition of part (b), for the very network of the paper: while a "
-        "step turns units over it leaves far more, though still superlinearly, and it is quadratic again once a step "
+        "On wide networks every step contracts by less than 1 - t/2, and after the first steps by "
+        "1 - t, twice as fast "
+        "as the theorem says; narrow networks break the bound at the start. With t = 1 a smooth "
+        "activation converges "
+        "quadratically. ReLU breaks the Lipschitz condition of part (b), for the very network of "
+        "the paper: while a "
+        "step turns units over it leaves far more, though still superlinearly, and it is quadratic "
+        "again once a step "
         "is too short to turn over any."
     )
-    found, picture = findings(rows, orders), draw_rates(rows, orders)
+    found = findings(rows, orders)
+    picture = draw_rates(rows, orders)
     return Part("rates", "Local rates of RNGD", sentence, found, [*rows, *orders], picture)

@@ -1,7 +1,9 @@
-"""What a part of the theory report is: findings with a verdict, a table, a figure and a sentence; and its files.
+"""What a part of the theory report is.
 
-A finding sets a predicted number or statement beside the measured one. Its verdict is ``holds``, ``partly`` (true with
-a restriction that the note states) or ``fails``.
+Findings with a verdict, a table, a figure and a sentence; and its files.
+
+A finding sets a predicted number or statement beside the measured one. Its verdict is ``holds``,
+``partly`` (true with a restriction that the note states) or ``fails``.
 """
 
 from __future__ import annotations
@@ -22,15 +24,13 @@ from fisherfold.reproduce.figures import png
 Verdict = Literal["holds", "partly", "fails"]
 
 # colours that stay apart for colour-blind readers
-BLACK, BLUE, ORANGE, GREEN, PINK, SKY, YELLOW = (
-    "#000000",
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#56b4e9",
-    "#e69f00",
-)
+BLACK = "#000000"
+BLUE = "#0072b2"
+ORANGE = "#d55e00"
+GREEN = "#009e73"
+PINK = "#cc79a7"
+SKY = "#56b4e9"
+YELLOW = "#e69f00"
 COLOURS = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, BLACK)
 
 

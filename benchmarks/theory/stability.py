@@ -1,22 +1,23 @@
-r"""Part 4: the Jacobian of a wide two-layer network hardly moves in the ball of the assumption, and how wide that is.
+r"""Part 4: the Jacobian of a wide two-layer network hardly moves, and how wide that is.
 
 The local theorem asks that for all θ with ‖θ - θ⁰‖ ≤ Q = 4 κ_L ‖u⁰ - y‖/(μ σ₀)
 
     ‖J(θ) - J(θ⁰)‖ ≤ min{1/2, μ/(6 κ_L)} σ₀,    σ₀ the least singular value of J(θ⁰),
 
-and the lemmas bound the left-hand side by a multiple of m^{-1/6}. For the square loss κ_L = μ = 1. Three points of the
-ball are looked at: where RNGD ends, a random point of the sphere of radius Q, and an adversary that spends Q on turning
-over those units that are nearest to the kink of one sample. Counting shows what to expect of a ReLU network: the
-adversary turns over of order (Qm)^{2/3} of m units, so ‖ΔJ‖ ~ m^{-1/6}; a random point turns over a share of order
-Q/√m, so ‖ΔJ‖ ~ m^{-1/4}; and a smooth activation gives m^{-1/2}.
+and the lemmas bound the left-hand side by a multiple of m^{-1/6}. For the square loss κ_L = μ = 1.
+Three points of the ball are looked at: where RNGD ends, a random point of the sphere of radius Q,
+and an adversary that spends Q on turning over those units that are nearest to the kink of one
+sample. Counting shows what to expect of a ReLU network: the adversary turns over of order
+(Qm)^{2/3} of m units, so ‖ΔJ‖ ~ m^{-1/6}; a random point turns over a share of order Q/√m, so ‖ΔJ‖
+~ m^{-1/4}; and a smooth activation gives m^{-1/2}.
 
 The lemmas rest on how often a random unit vector is nearly orthogonal to a given one:
 
     P(|xᵀv| ≤ γ) ≤ √(πn) γ    for v uniform on the sphere of R^n
 
-xᵀv has the density h(r) = c_n (1 - r²)^{(n-3)/2}, c_n = Γ(n/2)/(√π Γ((n-1)/2)), so for n ≥ 3 the probability is at most
-2 c_n γ ≤ √(2(n-1)/π) γ, and for n = 2 it is (2/π) arcsin γ ≤ γ. The proof in the text integrates over [-γ, γ] and
-keeps c_n γ, half of it.
+xᵀv has the density h(r) = c_n (1 - r²)^{(n-3)/2}, c_n = Γ(n/2)/(√π Γ((n-1)/2)), so for n ≥ 3 the
+probability is at most 2 c_n γ ≤ √(2(n-1)/π) γ, and for n = 2 it is (2/π) arcsin γ ≤ γ. The proof in
+the text integrates over [-γ, γ] and keeps c_n γ, half of it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ from benchmarks.theory.report import (
 from fisherfold.reproduce.twolayer import TwoLayer, balanced_inputs
 from fisherfold.solvers import GradientNorm, minimize
 
-SAMPLES, DIM = 8, 4
+SAMPLES = 8
+DIM = 4
 THRESHOLD = 1 / 6
 WHERE = ("path", "random", "adversary")
 NEAR = 0.1
@@ -53,7 +55,7 @@ WIDTHS = (0.001, 0.01, 0.03, 0.1, 0.3)
 
 
 class Constants(NamedTuple):
-    """The constants M and L of the lemmas for one set of inputs, found by search over directions."""
+    """The constants M and L of the lemmas for inputs, by search over directions."""
 
     m_constant: float
     l_constant: float
@@ -70,7 +72,8 @@ def inputs(n_samples: int, dim: int, *, seed: int) -> tuple[Tensor, Tensor]:
 def constants(x: Tensor) -> Constants:
     """Estimate M and L from below, over random directions u.
 
-    φ_i(u) = x_i/s - (u·x_i) V u/s³ with s² = uᵀVu; its derivative comes from automatic differentiation.
+    φ_i(u) = x_i/s - (u·x_i) V u/s³ with s² = uᵀVu; its derivative comes from automatic
+    differentiation.
     """
     covariance = x.T @ x / len(x)
     generator = torch.Generator().manual_seed(0)
@@ -97,9 +100,10 @@ def change_norm(problem: TwoLayer, theta: Tensor, other: Tensor) -> float:
 
 
 def adversary(problem: TwoLayer, theta: Tensor, radius: float) -> Tensor:
-    """A point within the radius that turns over as many units as it can for one sample, the cheapest ones first.
+    """A point within the radius that turns over as many units as it can for a sample.
 
-    To turn a unit over for x_i it is rotated by the angle arcsin|x_i·θ_j| (and a little more) towards or away from x_i.
+    To turn a unit over for x_i it is rotated by the angle arcsin|x_i·θ_j| (and a little more)
+    towards or away from x_i.
     """
     cosines = problem.inputs @ theta.T
     angles = cosines.abs().clamp(max=1).asin() + 1e-9
@@ -153,7 +157,7 @@ def moved_targets(
 def sufficient_width(
     c: Constants, n_samples: int, dim: int, sigma0: float, residual: float, epsilon: float
 ) -> float:
-    """The width from which the lemma's bound on ‖J(θ) - J(θ⁰)‖, of probability 1 - ε, is below σ₀/6 on the ball.
+    """The width from which the lemma's bound on ‖J(θ) - J(θ⁰)‖ is below σ₀/6.
 
     √(N (2M + L)) (πn Q² N²/(ε² m))^{1/6}, with the printed constants.
     """
@@ -162,7 +166,10 @@ def sufficient_width(
 
 
 def deterministic_bound(problem: TwoLayer, theta: Tensor, distance: float, c: Constants) -> float:
-    """The bound of the deterministic lemma: √(Nk(2M + L²)/m) for the least k with distance ≤ √k [x_iᵀθ⁰]_{k-}."""
+    """The bound of the deterministic lemma.
+
+    √(Nk(2M + L²)/m) for the least k with distance ≤ √k [x_iᵀθ⁰]_{k-}.
+    """
     ordered = (problem.inputs @ theta.T).abs().sort(dim=1).values.amin(dim=0)
     k = torch.arange(1, problem.width + 1, dtype=theta.dtype)
     enough = (k.sqrt() * ordered >= distance).nonzero()
@@ -177,7 +184,10 @@ def deterministic_bound(problem: TwoLayer, theta: Tensor, distance: float, c: Co
 def networks(
     x: Tensor, y: Tensor, widths: Iterable[int], draws: int
 ) -> Iterator[tuple[Row, TwoLayer, Tensor, torch.Generator]]:
-    """Random networks of every width and both activations: what names them, the network, its weights, the generator."""
+    """Random networks of every width and both activations.
+
+    What names them, the network, its weights, the generator.
+    """
     for width, draw, activation in itertools.product(widths, range(draws), ("relu", "tanh")):
         generator = torch.Generator().manual_seed(draw)
         problem, theta = TwoLayer.draw(x, y, width, activation=activation, generator=generator)
@@ -185,7 +195,7 @@ def networks(
 
 
 def measure(settings: Settings) -> list[Row]:
-    """The change of the Jacobian over widths, draws and activations, for targets of order one and for near ones."""
+    """The change of the Jacobian over widths, draws, activations and targets."""
     x, y = inputs(SAMPLES, DIM, seed=0)
     c = constants(x)
     rows = []
@@ -214,14 +224,16 @@ def findings(rows: list[Row], c: Constants) -> list[Finding]:
         chosen = [r for r in chosen if r["width"] >= 256 and r[column] == r[column]]
         return fitted_power([r["width"] for r in chosen], [r[column] for r in chosen])
 
-    worst, typical = power("relu", "adversary_1"), power("relu", "random_1")
+    worst = power("relu", "adversary_1")
+    typical = power("relu", "random_1")
     found = [
         Finding(
             "Jacobian stability: ‖J(θ) - J(θ⁰)‖ at the worst θ, ReLU",
             "m^-0.167 (bound)",
             f"m^{worst:.3f}",
             holds_if(-0.25 < worst <= -0.12),
-            "an adversary turns over the units nearest to a kink, radius 1: the exponent -1/6 of the lemma is attained",
+            "an adversary turns over the units nearest to a kink, radius 1: the exponent -1/6 of "
+            "the lemma is attained",
         ),
         Finding(
             "Jacobian stability: at a random θ, ReLU",
@@ -274,7 +286,8 @@ def _bound_findings(rows: list[Row], c: Constants) -> list[Finding]:
             "≤ 1",
             round(over, 3),
             holds_if(over <= 1),
-            "largest measured norm over the bound, with L² for L: a Lipschitz constant enters squared (here L = "
+            "largest measured norm over the bound, with L² for L: a Lipschitz constant enters "
+            "squared (here L = "
             f"{c.l_constant:.1f}); ReLU, all draws, k the least that fits each draw",
         ),
         Finding(
@@ -282,23 +295,28 @@ def _bound_findings(rows: list[Row], c: Constants) -> list[Finding]:
             f"{needed:.0e} (its constants, ε = 0.1)",
             f"{seen:.0e} (extrapolated from the adversary)",
             holds_if(seen <= needed),
-            f"N = {SAMPLES}, n = {DIM}, σ₀ = {at_wide[0]['sigma0']:.2f}, targets of order one: both are out of reach "
+            f"N = {SAMPLES}, n = {DIM}, σ₀ = {at_wide[0]['sigma0']:.2f}, targets of order one: "
+            "both are out of reach "
             "of any machine; safe, and no explanation of networks of ordinary width",
         ),
         Finding(
             "assumption: ‖ΔJ‖ ≤ σ₀/6 on the whole ball, ReLU, targets of order one",
             "→ 1 as m → ∞",
-            f"{drawn['adversary']:.0%} (adversary), {drawn['random']:.0%} (random), {drawn['path']:.0%} (path)",
+            f"{drawn['adversary']:.0%} (adversary), {drawn['random']:.0%} (random), "
+            f"{drawn['path']:.0%} (path)",
             holds_if(drawn["adversary"] > 0.9, "partly"),
-            f"share of draws at m = {wide}; true in the limit only. The condition is far from necessary: RNGD "
+            f"share of draws at m = {wide}; true in the limit only. The condition is far from "
+            "necessary: RNGD "
             f"converges on {converged:.0%} of these draws",
         ),
         Finding(
             f"assumption: the same for near targets, ‖u⁰ - y‖ = {NEAR:g}",
             "→ 1 as m → ∞",
-            f"{shares['adversary']:.0%} (adversary), {shares['random']:.0%} (random), {shares['path']:.0%} (path)",
+            f"{shares['adversary']:.0%} (adversary), {shares['random']:.0%} (random), "
+            f"{shares['path']:.0%} (path)",
             holds_if(shares["adversary"] > 0.9, "partly"),
-            f"share of draws at m = {wide}; nine of ten draws from m = {first['random']} (random), {first['path']} "
+            f"share of draws at m = {wide}; nine of ten draws from m = {first['random']} (random), "
+            f"{first['path']} "
             "(path)",
         ),
     ]
@@ -351,20 +369,25 @@ def _cap_findings(rows: list[Row]) -> list[Finding]:
             "≤ 1",
             round(proof, 4),
             holds_if(proof <= 1),
-            "largest exact probability over it: the interval [-γ, γ] has length 2γ; the final bound has room for the 2",
+            "largest exact probability over it: the interval [-γ, γ] has length 2γ; the final "
+            "bound has room for the 2",
         ),
     ]
 
 
 def part(settings: Settings) -> Part:
     """Run this part."""
-    rows, caps = measure(settings), measure_caps()
+    rows = measure(settings)
+    caps = measure_caps()
     x, _ = inputs(SAMPLES, DIM, seed=0)
     c = constants(x)
     sentence = (
-        "The Jacobian of a ReLU network moves like m^{-1/6} at the worst point of a ball, so the exponent of the lemma "
-        "is sharp; like m^{-1/4} at a random point and along RNGD; like m^{-1/2} with a smooth activation. The "
-        "condition ‖ΔJ‖ ≤ σ₀/6 itself asks for widths that nobody can build when it has to hold on the whole ball; "
+        "The Jacobian of a ReLU network moves like m^{-1/6} at the worst point of a ball, so the "
+        "exponent of the lemma "
+        "is sharp; like m^{-1/4} at a random point and along RNGD; like m^{-1/2} with a smooth "
+        "activation. The "
+        "condition ‖ΔJ‖ ≤ σ₀/6 itself asks for widths that nobody can build when it has to hold on "
+        "the whole ball; "
         "along the path of RNGD it holds at moderate widths if the targets are near."
     )
     found = findings(rows, c) + _cap_findings(caps)

@@ -1,9 +1,10 @@
-r"""Part 1, continued: among directions of equal divergence the natural one decreases the loss most (Theorem 1).
+r"""Part 1, continued: of equal divergence, the natural direction decreases Ψ most.
 
     -F^{-1} g / ‖g‖_{F^{-1}} = lim_{ε→0} (1/ε) argmin { Ψ(R_θ(d)) : E KL(p_θ ‖ p_{R_θ(d)}) ≤ ε²/2 }
 
-Checked twice: against many random directions, each stretched to the same divergence, and against the constrained
-minimum found by sequential quadratic programming in coordinates of the tangent space.
+Checked twice: against many random directions, each stretched to the same divergence, and against
+the constrained minimum found by sequential quadratic programming in coordinates of the tangent
+space.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ RADII = [0.1, 0.05, 0.025, 0.0125, 0.00625, 0.003125]
 
 @dataclass(frozen=True)
 class Scene:
-    """A problem at a point of the Stiefel manifold, with the loss and divergence of a tangent step in coordinates."""
+    """A problem on the Stiefel manifold: loss and divergence of a step in coordinates."""
 
     problem: NLLProblem
     theta: Tensor
@@ -109,7 +110,7 @@ class Scene:
 
 
 def measure(settings: Settings) -> list[Row]:
-    """How far the constrained minimum is from the natural direction, and how random directions fare."""
+    """Distance of the constrained minimum from the natural direction, and random ones."""
     count, seeds = (500, 1) if settings.quick else (5000, settings.seeds)
     rows = []
     for seed, likelihood, method in itertools.product(
@@ -156,18 +157,21 @@ def findings(rows: list[Row]) -> list[Finding]:
                 "distance → 0, like ε",
                 f"ε^{power:.2f}, {least:.3f} at ε={min(RADII):g}",
                 holds_if(abs(power - 1) < 0.2),
-                f"SLSQP from a random start on Stiefel(4, 2), {order}-order retraction; Gaussian and categorical",
+                f"SLSQP from a random start on Stiefel(4, 2), {order}-order retraction; Gaussian "
+                "and categorical",
             )
         )
     small = pick(rows, radius=min(RADII))
-    beaten, best = min(r["beaten"] for r in small), max(r["best_random"] for r in small)
+    beaten = min(r["beaten"] for r in small)
+    best = max(r["best_random"] for r in small)
     found.append(
         Finding(
             "steepest descent: natural beats random directions of equal KL",
             1.0,
             beaten,
             holds_if(beaten == 1.0, "partly"),
-            f"share of {small[0]['directions']} directions per scene that decrease the loss less, the worst scene at "
+            f"share of {small[0]['directions']} directions per scene that decrease the loss less, "
+            "the worst scene at "
             f"ε={min(RADII):g}; the best random one reaches {best:.4f} of the natural decrease, "
             "the Riemannian gradient "
             f"{fmean(r['gradient'] for r in small):.3f} on average, the numerical optimum "
@@ -179,11 +183,15 @@ def findings(rows: list[Row]) -> list[Finding]:
 
 def part(settings: Settings) -> Part:
     """Run part 1 as a whole: the expansion of KL and the steepest direction."""
-    slopes, scenes = divergence.measure(settings), measure(settings)
+    slopes = divergence.measure(settings)
+    scenes = measure(settings)
     sentence = (
-        "For every likelihood, manifold and retraction KL departs from ½t²<d, F d> by a term of order t³, and at equal "
-        "small KL no direction decreases the loss more than the natural one. The hypothesis of a second-order "
-        "retraction is not needed for that: QR and Cayley on Stiefel show the same slope 3. It is needed where the "
+        "For every likelihood, manifold and retraction KL departs from ½t²<d, F d> by a term of "
+        "order t³, and at equal "
+        "small KL no direction decreases the loss more than the natural one. The hypothesis of a "
+        "second-order "
+        "retraction is not needed for that: QR and Cayley on Stiefel show the same slope 3. It is "
+        "needed where the "
         "gradient does not vanish, for the second-order model of the loss itself."
     )
     table = [

@@ -1,9 +1,11 @@
-"""Recommendations from a nearest-neighbour index: predictions as inner products, offsets folded in (faiss-cpu).
+"""Recommendations from a nearest-neighbour index.
+
+Predictions as inner products, offsets folded in (faiss-cpu).
 
 python examples/serving/nearest_neighbours.py
 
-For catalogues of millions, an approximate index (IVF, HNSW) looks at a small part of the columns. Without faiss the
-same search is made with NumPy.
+For catalogues of millions, an approximate index (IVF, HNSW) looks at a small part of the columns.
+Without faiss the same search is made with NumPy.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Maximum likelihood on manifolds with the Riemannian Fisher information.
 
-The names here are the public API; everything else is reached through its package (``fisherfold.manifolds``,
-``fisherfold.fisher``, ``fisherfold.problems``, ``fisherfold.solvers``, ...). They are imported when first used, so that
-``import fisherfold`` is quick and needs only what is used.
+The names here are the public API; everything else is reached through its package
+(``fisherfold.manifolds``, ``fisherfold.fisher``, ``fisherfold.problems``, ``fisherfold.solvers``,
+...). They are imported when first used, so that ``import fisherfold`` is quick and needs only what
+is used.
 """
 
 from __future__ import annotations

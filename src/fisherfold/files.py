@@ -34,7 +34,10 @@ _DTYPES = frozenset(
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file completely or not at all; permissions stay, and a link stays with its target written."""
+    """Write a file completely or not at all.
+
+    Permissions stay, and a link stays with its target written.
+    """
     check_place(path, "cannot write")
     target = Path(os.path.realpath(path))
     temporary = temporary_beside(target)
@@ -69,7 +72,10 @@ def _short(target: Path) -> str:
 
 
 def remove_leftovers(target: Path) -> None:
-    """Remove temporary files and folders of a target that are a day old: their writers were killed."""
+    """Remove temporary files and folders of a target that are a day old.
+
+    Their writers were killed.
+    """
     pattern = re.compile(rf"\.{re.escape(_short(target))}\.[0-9a-f]{{12}}")
     with contextlib.suppress(OSError):
         for left in target.parent.iterdir():
@@ -104,7 +110,10 @@ def system_errors(target: Path) -> Iterator[None]:
 
 
 def check_place(path: str | os.PathLike[str], name: str) -> None:
-    """Check whether a file can have this name, before the work whose result it is to hold; ``name`` says what it is."""
+    """Check whether a file can have this name, before the work whose result it is to hold.
+
+    ``name`` says what it is.
+    """
     target = Path(path)
     if target.is_dir():
         raise IsADirectoryError(f"{name} {target}: it is a folder, a file is expected")
@@ -124,7 +133,7 @@ def make_folder(path: str | os.PathLike[str]) -> Path:
 def pack_tensors(
     tensors: Mapping[str, Tensor], *, kind: str, version: int, header: Mapping[str, Any]
 ) -> bytes:
-    """Make the bytes of a file of named tensors of some kind, with a JSON header and a SHA-256 of both."""
+    """Make the bytes of a file of named tensors, with a JSON header and a SHA-256."""
     # copies, because the format refuses two names for the same memory
     layout = torch.contiguous_format
     copies = {
@@ -147,9 +156,12 @@ def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], *
 def read_tensors(
     path: str | os.PathLike[str], *, kind: str, version: int, device: str = "cpu"
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what ``write_tensors`` wrote; raises ``ValueError`` if it is damaged, or of another kind or a newer version.
+    """Read what ``write_tensors`` wrote.
 
-    The file is opened once, so that one that is replaced at the same time is read as it was or as it is.
+    Raises ``ValueError`` if it is damaged, or of another kind or a newer version.
+
+    The file is opened once, so that one that is replaced at the same time is read as it was or as
+    it is.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}")
@@ -168,7 +180,8 @@ def read_tensors(
         tensors = load(file.read())
         if content.pop("sha256", None) != signature(tensors, content):
             raise ValueError(f"{path} is damaged: its checksum does not match")
-        # copies, because what lies in the file's buffer is not aligned, and sums over it can differ in the last bit
+        # copies, because what lies in the file's buffer is not aligned, and sums over it can differ
+        # in the last bit
         return {name: tensor.clone().to(device) for name, tensor in tensors.items()}, content[
             "header"
         ]
@@ -176,7 +189,8 @@ def read_tensors(
 
 def _header(file: IO[bytes]) -> dict[str, Any]:
     """The header of an open safetensors file, whose claims must fit the length of the file."""
-    length, size = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
+    length = int.from_bytes(file.read(8), "little")
+    size = os.fstat(file.fileno()).st_size
     if length > min(size, 2 * HEADER_LIMIT):
         raise ValueError(
             f"it claims a header of {length:,} bytes, {min(size, 2 * HEADER_LIMIT):,} are possible"
@@ -233,7 +247,7 @@ def parse_json(text: str | bytes) -> Any:
 
 @contextlib.contextmanager
 def sound(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
-    """Turn whatever goes wrong while a file is read and its parts are put together into an error that names it.
+    """Turn whatever goes wrong while a file is read into an error that names it.
 
     The checksum says that a file is as it was written, not that an honest program wrote it.
     """

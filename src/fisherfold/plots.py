@@ -1,4 +1,7 @@
-"""Pictures of fits: calibration of intervals, convergence and factors; each function returns the axis it drew in."""
+"""Pictures of fits: calibration of intervals, convergence and factors.
+
+Each function returns the axis it drew in.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ def plot_calibration(values: Any, predictions: Any, std: Any, *, ax: Axes | None
 def plot_convergence(
     fit: Any, *, y: str = "loss", x: str = "seconds", ax: Axes | None = None
 ) -> Axes:
-    """Draw the trace of a run of ``minimize``, or of a fitted estimator, on a logarithmic axis where it spans decades.
+    """Draw the trace of ``minimize`` or of an estimator, logarithmic if it spans decades.
 
     Args:
         fit: a ``Result``, or an estimator with ``trace_``.

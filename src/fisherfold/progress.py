@@ -3,9 +3,10 @@
     with track("fitting", at_most=50) as line:
         line.update(3, {"loss": 0.1})
 
-It appears in terminals and notebooks only, never in worker processes, and is gone when the block ends. A block inside
-another adds a line to the same display. ``show(False)`` or the environment variable ``FISHERFOLD_PROGRESS=0`` switches
-it off, ``show(True)`` shows it in every process, ``show(None)`` is how it starts.
+It appears in terminals and notebooks only, never in worker processes, and is gone when the block
+ends. A block inside another adds a line to the same display. ``show(False)`` or the environment
+variable ``FISHERFOLD_PROGRESS=0`` switches it off, ``show(True)`` shows it in every process,
+``show(None)`` is how it starts.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from typing import Any
 
 __all__ = ["Line", "show", "track"]
 
-PATIENCE, _PAUSE = 2.0, 0.2  # seconds before anything is shown, and between two pictures
+# seconds before anything is shown, and between two pictures
+PATIENCE = 2.0
+_PAUSE = 0.2
 _COUNTS = frozenset(
     {"iteration", "round", "seconds", "samples", "products"}
 )  # not worth the room in a line
@@ -56,7 +59,8 @@ def track(
         The line, to be told what is done.
     """
     global _display
-    line, opened = Line(what, total, at_most, verbose), None
+    line = Line(what, total, at_most, verbose)
+    opened = None
     seen = threading.current_thread() is threading.main_thread()
     if seen and _display is None and _visible():
         _display = opened = _Display()
@@ -77,8 +81,13 @@ class Line:
     """What a block has done so far."""
 
     def __init__(self, what: str, total: float | None, at_most: int | None, verbose: bool) -> None:
-        self.what, self.total, self.at_most, self.verbose = what, total, at_most, verbose
-        self.began, self.done, self.record = time.monotonic(), 0.0, {}  # type: float, float, Mapping[str, Any]
+        self.what = what
+        self.total = total
+        self.at_most = at_most
+        self.verbose = verbose
+        self.began = time.monotonic()
+        self.done = 0.0
+        self.record = {}  # type: float, float, Mapping[str, Any]
         self._first: tuple[float, float] | None = None
 
     def update(
@@ -90,7 +99,8 @@ class Line:
         total: float | None = None,
     ) -> None:
         """Say how much is done, and figures of it."""
-        self.what, self.total = what or self.what, total or self.total
+        self.what = what or self.what
+        self.total = total or self.total
         if done is not None:
             self._first = self._first or (time.monotonic(), done)
             self.done = done
@@ -108,7 +118,8 @@ class Line:
 
     def text(self) -> str:
         """The counts, the time and the figures."""
-        now, parts = time.monotonic(), []
+        now = time.monotonic()
+        parts = []
         if self.total is not None:
             parts.append(f"{self.done:,.0f} of {self.total:,.0f}")
         elif self.done:

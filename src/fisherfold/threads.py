@@ -17,7 +17,10 @@ from threadpoolctl import threadpool_limits
 
 @contextmanager
 def threads(n_jobs: int | None) -> Iterator[None]:
-    """Use a given number of threads of PyTorch while the block runs; None changes nothing, -1 takes all cores."""
+    """Use a given number of threads of PyTorch while the block runs.
+
+    None changes nothing, -1 takes all cores.
+    """
     if n_jobs is None:
         yield
         return
@@ -33,7 +36,8 @@ def threads(n_jobs: int | None) -> Iterator[None]:
 def one_thread() -> Iterator[None]:
     """Compute on one thread, in PyTorch and in the BLAS of NumPy and SciPy, while the block runs.
 
-    For small problems a second one costs more in hand-overs than it brings, and changes the rounding.
+    For small problems a second one costs more in hand-overs than it brings, and changes the
+    rounding.
     """
     with threads(1), threadpool_limits(limits=1):
         yield

@@ -1,20 +1,23 @@
-"""Warnings that name the line of whoever called this library, from however deep inside they come."""
+"""Warnings that name the line of the caller, however deep inside they come from."""
 
 from __future__ import annotations
 
 import sys
 import warnings
 
-# frames of these packages are not the caller's: ours, and those that call us back or wrap our functions
+# frames of these packages are not the caller's: ours, and those that call us back or wrap our
+# functions
 _INSIDE = frozenset({"fisherfold", "torch", "contextlib", "sklearn"})
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn the caller."""
-    frame, level = sys._getframe(), 1
+    frame = sys._getframe()
+    level = 1
     while (
         frame.f_back is not None
         and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE
     ):
-        frame, level = frame.f_back, level + 1
+        frame = frame.f_back
+        level = level + 1
     warnings.warn(message, category, stacklevel=level)

@@ -1,4 +1,4 @@
-"""``fisherfold demo``: film recommendations with intervals, a network and a constrained model, in under a minute."""
+"""``fisherfold demo``: films with intervals, a network and a constrained model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real films: accuracy against baselines, interval coverage, recommendations for one person and for a new one."""
+"""Real films: accuracy against baselines, coverage, recommendations for two people."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from fisherfold.completion.metrics import rmse
 from fisherfold.threads import one_thread
 
 Floats = NDArray[np.float64]
-RANK, LEVEL = 10, 0.8
+RANK = 10
+LEVEL = 0.8
 LEAST_RATINGS = 20  # of a film that is recommended
 NEW_PERSON = {
     "Toy Story (1995)": 5.0,
@@ -59,7 +60,8 @@ def recommend_films(ratings: pl.DataFrame, movies: pl.DataFrame, *, seed: int = 
     generator = np.random.default_rng(seed)
     ratings = ratings.select("userId", "movieId", "rating")
     held = generator.random(ratings.height) < 0.1
-    train, test = ratings.filter(~held), ratings.filter(held)
+    train = ratings.filter(~held)
+    test = ratings.filter(held)
     with one_thread():
         accuracy, held_out = _judged(train, test)
         model = MatrixCompletion(RANK, random_state=seed).fit(ratings)
@@ -149,7 +151,8 @@ def _truncated_svd(train: pl.DataFrame, test: pl.DataFrame) -> Floats:
     matrix = sparse.csr_matrix((left, (train["userId"], train["movieId"])), shape=(people, films))
     svd = TruncatedSVD(RANK, random_state=0)
     u = svd.fit_transform(matrix)
-    i, j = test["userId"].to_numpy(), test["movieId"].to_numpy()
+    i = test["userId"].to_numpy()
+    j = test["movieId"].to_numpy()
     return _offsets(train, test) + (u[i] * svd.components_.T[j]).sum(1)
 
 
@@ -167,7 +170,8 @@ def _cmfrec(train: pl.DataFrame, test: pl.DataFrame) -> Floats:
         verbose=False,
         random_state=0,
     )
-    i, j = test["userId"].to_numpy(), test["movieId"].to_numpy()
+    i = test["userId"].to_numpy()
+    j = test["movieId"].to_numpy()
     known = np.isin(i, rows) & np.isin(j, columns)
     predicted = _offsets(train, test)
     predicted[known] = model.fit(rated).predict(i[known], j[known])
@@ -194,7 +198,8 @@ def _titled(frame: pl.DataFrame, movies: pl.DataFrame) -> pl.DataFrame:
 def _with_interval(found: Any, predicted: Any, movies: pl.DataFrame) -> pl.DataFrame:
     mean, std = predicted
     half = stats.norm.ppf(0.5 + LEVEL / 2) * std
-    low, high = np.clip(mean - half, 0.5, 5.0), np.clip(mean + half, 0.5, 5.0)
+    low = np.clip(mean - half, 0.5, 5.0)
+    high = np.clip(mean + half, 0.5, 5.0)
     return _titled(found, movies).with_columns(
         expected=pl.Series(mean), low=pl.Series(low), high=pl.Series(high)
     )

@@ -27,11 +27,13 @@ h1 { margin-top: 1rem; } h2 { font-size: 1.15rem; margin: 1.6rem 0 .4rem; } tabl
 .range { position: relative; display: block; width: 8rem; height: .9rem; }
 .range::before { content: ""; position: absolute; top: .42rem; left: 0; right: 0; height: 1px;
   background: var(--line); }
-.range i { position: absolute; top: .3rem; height: .3rem; border-radius: .2rem; background: var(--bar); }
-.range b { position: absolute; top: .15rem; width: .6rem; height: .6rem; margin-left: -.3rem; border-radius: 50%;
-  background: var(--dot); }
+.range i { position: absolute; top: .3rem; height: .3rem; border-radius: .2rem;
+  background: var(--bar); }
+.range b { position: absolute; top: .15rem; width: .6rem; height: .6rem; margin-left: -.3rem;
+  border-radius: 50%; background: var(--dot); }
 .picture { margin-top: 1.6rem; }
-@media (max-width: 44rem) { .two { grid-template-columns: 1fr; } .two tr > :nth-child(4) { display: none; }
+@media (max-width: 44rem) { .two { grid-template-columns: 1fr; }
+  .two tr > :nth-child(4) { display: none; }
   .picture img { width: 62rem; } }
 """
 
@@ -100,15 +102,16 @@ def write_page(films: Films, picture: bytes, target: Path) -> None:
         for frame in (films.favourites, films.new_person)
     )
     body = f"""<h1>Ten films for person {films.person}, and how sure the model is</h1>
-<p class="note">Learnt from {films.ratings:,} ratings of {films.films:,} films by {films.people} people on this machine.
-Dots are expected ratings, bars 80 % intervals for the rating this person would give, from half a star to five. Films
-with fewer than twenty ratings are left out.</p>
+<p class="note">Learnt from {films.ratings:,} ratings of {films.films:,} films by {films.people}
+people on this machine. Dots are expected ratings, bars 80 % intervals for the rating this person
+would give, from half a star to five. Films with fewer than twenty ratings are left out.</p>
 <div class="two"><div><h2>Person {films.person} likes</h2>{liked}</div>
 <div><h2>Recommended</h2>{_ranges(films.recommended)}</div></div>
 <div class="two"><div><h2>Somebody new rates five films</h2>{rated}</div>
 <div><h2>Recommended at once, without a new fit</h2>{_ranges(films.new_recommended)}</div></div>
 <h2>Accuracy on a held-out tenth of the ratings</h2>{accuracy}
-<div class="scroll picture"><img alt="Accuracy, calibration, and two races on wall time" src="{image(picture)}"></div>
+<div class="scroll picture">
+<img alt="Accuracy, calibration, and two races on wall time" src="{image(picture)}"></div>
 <footer><p>Data: MovieLens ml-latest-small (F. M. Harper and J. A. Konstan, 2015).
 Written by fisherfold {__version__}.</p>
 </footer>"""
@@ -119,7 +122,8 @@ def _ranges(frame: pl.DataFrame) -> str:
     rows = []
     for title, mean, low, high in frame.select("title", "expected", "low", "high").iter_rows():
         left, right, dot = (100 * (value - 0.5) / 4.5 for value in (low, high, mean))
-        bar = f'<i style="left:{left:.0f}%;width:{right - left:.0f}%"></i><b style="left:{dot:.0f}%"></b>'
+        bar = f'<i style="left:{left:.0f}%;width:{right - left:.0f}%"></i>'
+        bar += f'<b style="left:{dot:.0f}%"></b>'
         rows.append(
             (
                 title,

@@ -1,4 +1,4 @@
-"""Two races on wall time: a small network with batch norm, and a badly scaled regression on a sphere."""
+"""Two races on wall time: a small network, and a badly scaled model on a sphere."""
 
 from __future__ import annotations
 
@@ -34,14 +34,16 @@ class Race:
 def race_networks(*, epochs: int = 4, seeds: int = 3) -> list[Race]:
     """Test accuracy on handwritten digits against CPU seconds on one thread, mean over seeds.
 
-    Every method has three rates, and the one with the best accuracy on validation images is shown. SGD and AdamW get
-    half as many epochs more, so that all take about the same seconds.
+    Every method has three rates, and the one with the best accuracy on validation images is shown.
+    SGD and AdamW get half as many epochs more, so that all take about the same seconds.
     """
     digits = load_digits()
     x = torch.tensor(digits.images[:, None] / 16, dtype=torch.float32)
     y = torch.tensor(digits.target)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    train, validation, test = order[:1000], order[1000:1200], order[1200:]
+    train = order[:1000]
+    validation = order[1000:1200]
+    test = order[1200:]
 
     def run(
         make: Make, rate: float, epochs: int, seed: int
@@ -53,7 +55,9 @@ def race_networks(*, epochs: int = 4, seeds: int = 3) -> list[Race]:
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: max(1 - step / (epochs * batches), 0.0)
         )
-        seconds, accuracies, spent = [], [], 0.0
+        seconds = []
+        accuracies = []
+        spent = 0.0
         for epoch in range(epochs):
             began = time.process_time()
             net.train()
@@ -136,7 +140,7 @@ def _accuracy(net: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 def race_gradients(*, seed: int = 0) -> list[Race]:
-    """Training loss of a nonlinear regression on a sphere with badly scaled features, to a gradient of 1e-10."""
+    """Training loss of a badly scaled regression on a sphere, to a gradient of 1e-10."""
     manifold = Sphere(200)
     generator = torch.Generator().manual_seed(seed)
     truth, start = (manifold.random_point(generator=generator) for _ in range(2))

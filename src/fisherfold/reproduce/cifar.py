@@ -1,8 +1,9 @@
 """The paper's CIFAR table from recorded runs: medians over seeds, and the paper's claim.
 
-A cell is a data set, a network and a preset. Its figure is the median over seeds of the best test accuracy of any
-epoch, as in the paper; the accuracy of the last epoch, which nobody chose on test images, stands in brackets. Runs are
-rows of ``results/cifar_runs.parquet`` (see benchmarks/cifar); those by which settings were chosen are not ``in_table``.
+A cell is a data set, a network and a preset. Its figure is the median over seeds of the best test
+accuracy of any epoch, as in the paper; the accuracy of the last epoch, which nobody chose on test
+images, stands in brackets. Runs are rows of ``results/cifar_runs.parquet`` (see benchmarks/cifar);
+those by which settings were chosen are not ``in_table``.
 """
 
 from __future__ import annotations
@@ -72,7 +73,10 @@ PAIRS = (
     ("mkfac-cutmix", "sgd-tuned"),
     ("mkfac-cutmix", "sgd-cutmix"),
 )
-CLAIM = "MKFAC has the best test accuracy of six optimizers with WRN-16-4 and VGG16-BN on CIFAR-10 and CIFAR-100."
+CLAIM = (
+    "MKFAC has the best test accuracy of six optimizers with WRN-16-4 and VGG16-BN on CIFAR-10 and "
+    "CIFAR-100."
+)
 MEDIAN_VARIANCES = (
     1.0,
     0.5,
@@ -86,8 +90,9 @@ MEDIAN_VARIANCES = (
 class Spread:
     """The standard deviation over seeds that cells share: s² = Σ (n_c - 1) s_c² / Σ (n_c - 1).
 
-    Medians over n and m seeds are called the same if they differ by less than t s √(v_n + v_m), where t is the 97.5 %
-    quantile of Student's distribution and v_n the variance of the median of n standard normal numbers.
+    Medians over n and m seeds are called the same if they differ by less than t s √(v_n + v_m),
+    where t is the 97.5 % quantile of Student's distribution and v_n the variance of the median of n
+    standard normal numbers.
     """
 
     deviation: float
@@ -167,7 +172,8 @@ def cells(runs: pl.DataFrame) -> Cells:
 
 def judge(found: Cells) -> tuple[Verdict, list[str]]:
     """The verdict on the paper's claim, with a sentence per task."""
-    sentences, wins = [], []
+    sentences = []
+    wins = []
     for (dataset, model), task in TASKS.items():
         mine = found[dataset, model, "mkfac"]
         rivals = {
@@ -179,14 +185,13 @@ def judge(found: Cells) -> tuple[Verdict, list[str]]:
             sentences.append(f"{task}: not enough was run to judge.")
             continue
         name, top = max(rivals.items(), key=lambda item: item[1].median)
-        gap, margin = (
-            mine.median - top.median,
-            spread_of(found, dataset).margin(mine.seeds, top.seeds),
-        )
+        gap = mine.median - top.median
+        margin = spread_of(found, dataset).margin(mine.seeds, top.seeds)
         wins.append(gap > margin)
         where = "above" if gap > margin else "below" if gap < -margin else "within noise of"
         sentences.append(
-            f"{task}: MKFAC {mine.median:.2f} is {where} the best of {len(rivals)} rivals, {LABELS[name]} "
+            f"{task}: MKFAC {mine.median:.2f} is {where} the best of {len(rivals)} rivals, "
+            f"{LABELS[name]} "
             f"{top.median:.2f}; the paper has {mine.paper:.2f} and {top.paper:.2f}."
         )
     if not wins:
@@ -224,7 +229,8 @@ def margins(found: Cells) -> list[str]:
     return [
         f"{name}: standard deviation over seeds {spread.deviation:.2f}"
         f" ({spread.freedom} degrees of freedom); single runs closer than "
-        f"{spread.margin(1, 1):.2f} and medians of five closer than {spread.margin(5, 5):.2f} do not differ."
+        f"{spread.margin(1, 1):.2f} and medians of five closer than {spread.margin(5, 5):.2f} do "
+        "not differ."
         for name, spread in spreads.items()
     ]
 
@@ -294,7 +300,8 @@ def draw(runs: pl.DataFrame) -> Figure:
 
 
 def _gap(found: Cells, dataset: str, model: str, first: str, second: str) -> str:
-    mine, other = found[dataset, model, first], found[dataset, model, second]
+    mine = found[dataset, model, first]
+    other = found[dataset, model, second]
     if not mine.best or not other.best:
         return ""
     gap = mine.median - other.median

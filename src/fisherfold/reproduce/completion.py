@@ -1,9 +1,10 @@
 """The paper's completion figures: MovieLens-1M and Jester-1, four methods and one of ours, rank 5.
 
-The paper's settings: the subspace lies over the users, a sample is a movie or a joke, no ridge, no offsets, no
-clipping; a fixed number of ratings of every user is held out. Errors are mean squared errors. The released scripts
-report the error after fitting the coefficients again *on the held-out ratings* (``refit``), which measures the subspace
-and predicts nothing; ``held_out`` is the prediction error, with coefficients from the training ratings, and is first.
+The paper's settings: the subspace lies over the users, a sample is a movie or a joke, no ridge, no
+offsets, no clipping; a fixed number of ratings of every user is held out. Errors are mean squared
+errors. The released scripts report the error after fitting the coefficients again *on the held-out
+ratings* (``refit``), which measures the subspace and predicts nothing; ``held_out`` is the
+prediction error, with coefficients from the training ratings, and is first.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ METRICS = {
     "train": "training MSE",
 }
 NOTE = (
-    "A refit fits the coefficients to the test ratings themselves: it measures the subspace and predicts nothing.\n"
-    "Without a ridge a movie with fewer training ratings than the rank gets a nonsensical prediction."
+    "A refit fits the coefficients to the test ratings themselves: it measures the subspace and "
+    "predicts nothing.\n"
+    "Without a ridge a movie with fewer training ratings than the rank gets a nonsensical "
+    "prediction."
 )
 
 
@@ -42,7 +45,9 @@ def jester() -> FigurePlan:
 
 
 def movielens() -> FigurePlan:
-    """The MovieLens-1M figure: 3952 movies as samples, 10 ratings of every user held out, 30 #grad/N.
+    """The MovieLens-1M figure.
+
+    3952 movies as samples, 10 ratings of every user held out, 30 #grad/N.
 
     RNGD tries step 2 (the released script) and 0.05 (the text, which fits batch 1).
     """
@@ -74,10 +79,11 @@ def split(data: datasets.Ratings, per_user: int, seed: int) -> tuple[Ratings, Ra
 
 
 def default_curve(data: datasets.Ratings, per_user: int, seed: int) -> list[dict[str, float]]:
-    """``MatrixCompletion`` with its defaults and the figure's rank on a split of the figure, pass by pass.
+    """``MatrixCompletion`` with its defaults on a split of the figure, pass by pass.
 
-    A pass sums over the ratings by row and by column, as a gradient does, and counts as one. Each point is a fit of its
-    own with so many passes, so that its CPU seconds hold everything from the arrays on. There is no ``refit``.
+    A pass sums over the ratings by row and by column, as a gradient does, and counts as one. Each
+    point is a fit of its own with so many passes, so that its CPU seconds hold everything from the
+    arrays on. There is no ``refit``.
     """
     from fisherfold.completion import (
         MatrixCompletion,

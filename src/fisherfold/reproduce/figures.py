@@ -1,9 +1,10 @@
 """The paper's four-method figures: every method over several seeds, its step size searched first.
 
-The step of a method is the one with the lowest training loss at the full budget on the first seed, searched over
-decades and then over a 1-2-5 grid around the best decade. Every run is recorded in a file of its own and read again.
-The paper's count of gradients (``paper_grads``) and the true one (``true_grads``), both over N, stand side by side; the
-budget is in the paper's: an iteration of a method is charged what the paper charges for it.
+The step of a method is the one with the lowest training loss at the full budget on the first seed,
+searched over decades and then over a 1-2-5 grid around the best decade. Every run is recorded in a
+file of its own and read again. The paper's count of gradients (``paper_grads``) and the true one
+(``true_grads``), both over N, stand side by side; the budget is in the paper's: an iteration of a
+method is charged what the paper charges for it.
 """
 
 from __future__ import annotations
@@ -103,7 +104,8 @@ def checksum(*arrays: NDArray[Any]) -> str:
 
 def grid_125(largest: float, smallest: float) -> tuple[float, ...]:
     """The grid 5, 2, 1, 0.5, 0.2, ... between two numbers, largest first."""
-    low, high = math.floor(math.log10(smallest)), math.ceil(math.log10(largest))
+    low = math.floor(math.log10(smallest))
+    high = math.ceil(math.log10(largest))
     values = [
         float(f"{digit}e{power}") for power in range(high, low - 1, -1) for digit in (5, 2, 1)
     ]
@@ -148,7 +150,10 @@ class FigureResult:
     runs: dict[str, list[Run]]
 
     def final(self, label: str, column: str) -> tuple[float | None, float | None]:
-        """The mean and the standard deviation over the seeds of a final figure; None if it was not measured."""
+        """The mean and the standard deviation over the seeds of a final figure.
+
+        None if it was not measured.
+        """
         runs = self.runs[label]
         if any(column not in run.rows[-1] for run in runs):
             return None, None
@@ -169,7 +174,10 @@ def deviation(values: Sequence[float]) -> float | None:
 def band(
     runs: Sequence[Run], x: str, y: str
 ) -> tuple[list[float], list[float], list[float], list[float]]:
-    """Positions, medians, minima and maxima over the seeds; a run that ended early keeps its last value."""
+    """Positions, medians, minima and maxima over the seeds.
+
+    A run that ended early keeps its last value.
+    """
     curves = []
     for row in range(max(len(run.rows) for run in runs)):
         at = [run.rows[min(row, len(run.rows) - 1)] for run in runs]
@@ -189,7 +197,8 @@ class Runner:
     """Makes runs of a plan, records each, and reads those that are recorded."""
 
     def __init__(self, plan: FigurePlan, folder: Path) -> None:
-        self.plan, self.folder = plan, folder
+        self.plan = plan
+        self.folder = folder
         self.problems: dict[int, Any] = {}
         make_folder(folder)
 
@@ -237,7 +246,8 @@ class Runner:
 
     def _file(self, wanted: Wanted) -> Path:
         """A file for these settings; a run with others is another one."""
-        (place, step, seed), plan = wanted, self.plan
+        (place, step, seed) = wanted
+        plan = self.plan
         method = plan.methods[place]
         text = json.dumps(
             [
@@ -258,7 +268,10 @@ class Runner:
 def run_figure(
     source: Callable[[], FigurePlan], folder: Path, *, seeds: int = 5, jobs: int = 1
 ) -> FigureResult:
-    """Search the steps and run every method on every seed; ``source`` makes the plan, in every process."""
+    """Search the steps and run every method on every seed.
+
+    ``source`` makes the plan, in every process.
+    """
     with track("reading the data") as line, Workers(jobs) as workers:
         plan = source()
         runner = Runner(plan, folder / "runs")
@@ -310,7 +323,10 @@ def _run_one(source: Callable[[], FigurePlan], folder: Path, wanted: Wanted) -> 
 
 
 def draw(result: FigureResult) -> Figure:
-    """Medians with bands from the least to the greatest: a row of panels per error, a column per count of the cost."""
+    """Medians with bands from the least to the greatest.
+
+    A row of panels per error, a column per count of the cost.
+    """
     metrics = result.plan.metrics
     figure = Figure(figsize=(4.4 * len(AXES), 3.1 * len(metrics) + 0.9), layout="constrained")
     panels = figure.subplots(len(metrics), len(AXES), squeeze=False)

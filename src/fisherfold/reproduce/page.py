@@ -1,7 +1,8 @@
 """The report page: sections of plain numbers and strings in, one self-contained HTML file out.
 
-Style and pictures are inside the file, there is no script and no request to another host, and all text is escaped. A
-section is kept as JSON beside its results, so that the page can be made again from what was run before.
+Style and pictures are inside the file, there is no script and no request to another host, and all
+text is escaped. A section is kept as JSON beside its results, so that the page can be made again
+from what was run before.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from fisherfold.plain import finite
 Verdict = Literal["holds", "holds partly", "does not hold", "not run", "data not found"]
 TITLE = "Riemannian natural gradient methods, reproduced"
 LEAD = (
-    "Each experiment and theorem of the paper run again: its claim, our figures over several seeds, and a verdict that "
+    "Each experiment and theorem of the paper run again: its claim, our figures over several "
+    "seeds, and a verdict that "
     "is computed from the recorded numbers."
 )
 # colour alone never carries a verdict: the words stand beside it
@@ -31,7 +33,10 @@ _CLASSES = {"holds": "good", "holds partly": "fair", "does not hold": "bad"}
 
 @dataclass(frozen=True)
 class Table:
-    """A table: its caption, the column heads, and a cell per column in each row; numbers stay numbers."""
+    """A table: its caption, the column heads, and a cell per column in each row.
+
+    Numbers stay numbers.
+    """
 
     title: str
     columns: Sequence[str]
@@ -40,7 +45,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """One experiment on the page: the paper's claim, the verdict with its reasons, tables, picture and command."""
+    """One experiment on the page.
+
+    The paper's claim, the verdict with its reasons, tables, picture and command.
+    """
 
     name: str
     title: str
@@ -81,7 +89,8 @@ def write_page(sections: Sequence[Section], folder: Path, rules: Sequence[str]) 
     page = f"""<header><h1>{TITLE}</h1><p>{LEAD}</p></header>
 <main>
 <section class="overview"><h2>Overview</h2>{overview}
-<details><summary>Terms, and how the verdicts are computed</summary><ul>{terms}</ul></details></section>
+<details><summary>Terms, and how the verdicts are computed</summary>
+<ul>{terms}</ul></details></section>
 {body}
 </main>
 <footer><p>Written by fisherfold {text(__version__)}.</p></footer>"""
@@ -90,9 +99,8 @@ def write_page(sections: Sequence[Section], folder: Path, rules: Sequence[str]) 
 
 
 def _badge(section: Section) -> Html:
-    return Html(
-        f'<span class="verdict {_CLASSES.get(section.verdict, "none")}">{text(section.verdict)}</span>'
-    )
+    kind = _CLASSES.get(section.verdict, "none")
+    return Html(f'<span class="verdict {kind}">{text(section.verdict)}</span>')
 
 
 def _section(section: Section, folder: Path) -> str:

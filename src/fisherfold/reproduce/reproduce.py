@@ -1,7 +1,10 @@
-"""Everything that ``fisherfold reproduce`` runs: each experiment by name, its claim, its section, and the page.
+"""Everything that ``fisherfold reproduce`` runs.
 
-An experiment leaves tables, recorded runs and one section file; the page is made from the section files, so that every
-command refreshes it and nothing has to be run twice. A sketch (``quick``) has a folder and a page of its own.
+Each experiment by name, its claim, its section, and the page.
+
+An experiment leaves tables, recorded runs and one section file; the page is made from the section
+files, so that every command refreshes it and nothing has to be run twice. A sketch (``quick``) has
+a folder and a page of its own.
 """
 
 from __future__ import annotations
@@ -43,12 +46,15 @@ CLAIMS = {
     "school": "RNGD ends at the point with the lowest error of the four methods.",
     "sarcos": "RNGD ends at the point with the lowest error of the four methods, by a wide margin.",
     "cifar": cifar.CLAIM,
-    "theory-metric": "The RFIM is the metric of the Kullback-Leibler divergence, to third order along a second-order "
-    "retraction, and the natural direction is the steepest one (Theorem 1).",
+    "theory-metric": "The RFIM is the metric of the Kullback-Leibler divergence, to third order "
+    "along a second-order retraction, and the natural direction is the steepest one (Theorem 1).",
     "theory-global": "Along Algorithm 1 with stochastic estimates the gradient tends to zero.",
-    "theory-rates": "On the two-layer network RNGD converges linearly with factor 1 - t/2, and quadratically at t = 1.",
-    "theory-stability": "The Jacobian of a wide two-layer network moves little around its random start.",
-    "theory-invariance": "Behind a normalisation the gradient of a row is orthogonal to the row, and RFIM = FIM.",
+    "theory-rates": "On the two-layer network RNGD converges linearly with factor 1 - t/2, and "
+    "quadratically at t = 1.",
+    "theory-stability": "The Jacobian of a wide two-layer network moves little around its "
+    "random start.",
+    "theory-invariance": "Behind a normalisation the gradient of a row is orthogonal to the row, "
+    "and RFIM = FIM.",
 }
 
 
@@ -87,7 +93,7 @@ class Options:
 
 
 def run(name: str, options: Options, **more: Any) -> list[Section]:
-    """Run an experiment by its name and refresh the page, which also tells of data that are not there."""
+    """Run an experiment by its name and refresh the page, which also names missing data."""
     try:
         if name == "theory":
             return reproduce_theory(options, **more)
@@ -152,7 +158,7 @@ def reproduce_theory(options: Options, parts: tuple[str, ...] = ()) -> list[Sect
 
 
 def theory_of_a_clone() -> ModuleType:
-    """Import the experiments of the theory, which a clone of the repository has and the wheel not."""
+    """Import the experiments of the theory, which only a clone of the repository has."""
     for root in (Path(__file__).parents[3], Path.cwd()):
         if (root / "benchmarks" / "theory" / "__init__.py").is_file():
             if str(root) not in sys.path:
@@ -165,7 +171,10 @@ def theory_of_a_clone() -> ModuleType:
 
 
 def reproduce_cifar(options: Options, results: Path = cifar.RESULTS) -> Section:
-    """Assemble the CIFAR table from recorded runs, write its files and its section; training is in benchmarks/cifar."""
+    """Assemble the CIFAR table from recorded runs, write its files and its section.
+
+    Training is in benchmarks/cifar.
+    """
     runs = cifar.read_runs(results)
     found = cifar.cells(runs)
     folder = make_folder(options.folder / "cifar")

@@ -1,8 +1,9 @@
 """The paper's multi-task figures: School and Sarcos, four methods, rank 6.
 
-The paper's settings: batch 1 drawn with replacement, ridge 1e-4, raw features, 80 % of each task's rows for training,
-the left Kronecker factor a sum over tasks with damping on it alone. Here the factor is a mean, so RNGD's step and
-damping are the paper's divided by the number of tasks. The gradient is the paper's, without the Jacobian of w.
+The paper's settings: batch 1 drawn with replacement, ridge 1e-4, raw features, 80 % of each task's
+rows for training, the left Kronecker factor a sum over tasks with damping on it alone. Here the
+factor is a mean, so RNGD's step and damping are the paper's divided by the number of tasks. The
+gradient is the paper's, without the Jacobian of w.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from fisherfold.reproduce.figures import FigurePlan, checksum, four_methods, gri
 from fisherfold.subspace.problem import SubspaceProblem
 from fisherfold.subspace.tasks import TaskStatistics
 
-RANK, RIDGE = 6, 1e-4
+RANK = 6
+RIDGE = 1e-4
 METRICS = {
     "held_out_nmse": "held-out NMSE",
     "refit_nmse": "test NMSE after a refit",
@@ -35,7 +37,10 @@ STAND_IN = (
 
 
 def school() -> FigurePlan:
-    """The School figure: 139 schools, 28 features, 72 #grad/N; RNGD steps 5 (the released script) and 4 (the text)."""
+    """The School figure: 139 schools, 28 features, 72 #grad/N.
+
+    RNGD steps 5 (the released script) and 4 (the text).
+    """
     data = datasets.load_tasks("school")
     return _plan(
         "school",
@@ -50,24 +55,31 @@ def school() -> FigurePlan:
 
 
 def sarcos() -> FigurePlan:
-    """The Sarcos figure: 7 torques, 21 features, 90 #grad/N; from sarcos_inv.mat if it is in the data folder."""
+    """The Sarcos figure: 7 torques, 21 features, 90 #grad/N.
+
+    From sarcos_inv.mat if it is in the data folder.
+    """
     original = Path(os.environ.get("FISHERFOLD_DATA", ".")) / "sarcos_inv.mat"
     if original.is_file():
         X, y, task = datasets.stack_outputs(datasets.load_sarcos_file(original))
         note = ""
     else:
         data = datasets.load_tasks("sarcos_7x2000")
-        X, y, task, note = scaled_per_task(data.X, data.task), data.y, data.task, STAND_IN
+        X = scaled_per_task(data.X, data.task)
+        y = data.y
+        task = data.task
+        note = STAND_IN
     title = f"Sarcos, 7 tasks of {len(y) // 7:,} rows"
     return _plan("sarcos", title, X, y, task, budget=90, steps=(1.0,), damping=1e-6, note=note)
 
 
 def scaled_per_task(X: NDArray[Any], task: NDArray[Any]) -> NDArray[Any]:
-    """Inputs between 0 and 1 within each task, the form in which the 7 tasks of 2000 rows were published."""
+    """Inputs between 0 and 1 within each task, the form in which Sarcos was published."""
     scaled = np.empty_like(X)
     for t in np.unique(task):
         rows = X[task == t]
-        low, high = rows.min(0), rows.max(0)
+        low = rows.min(0)
+        high = rows.max(0)
         scaled[task == t] = (rows - low) / np.where(high > low, high - low, 1.0)
     return scaled
 
@@ -75,7 +87,8 @@ def scaled_per_task(X: NDArray[Any], task: NDArray[Any]) -> NDArray[Any]:
 def split_rows(task: NDArray[Any], seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """A random split of the rows of every task, four fifths for training."""
     generator = np.random.default_rng(seed)
-    train, test = [], []
+    train = []
+    test = []
     for t in np.unique(task):
         rows = generator.permutation(np.flatnonzero(task == t))
         cut = int(np.floor(0.8 * len(rows)))

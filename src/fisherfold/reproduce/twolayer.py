@@ -2,12 +2,14 @@ r"""The two-layer network with batch normalisation on which the paper proves its
 
     f(x) = m^{-1/2} Σ_j a_j φ(τ_j(x)),    τ_j(x) = θ_jᵀ(x - E x) / s_j,    s_j = √(θ_jᵀ V θ_j)
 
-with a_j = ±1 fixed, θ_j on the unit sphere and V the covariance of the inputs. Row j of the gradient in θ is
+with a_j = ±1 fixed, θ_j on the unit sphere and V the covariance of the inputs. Row j of the
+gradient in θ is
 
     ∂f/∂θ_j = m^{-1/2} a_j φ'(τ_j) ((x - E x)/s_j - τ_j V θ_j/s_j²),
 
-which is orthogonal to θ_j: the Euclidean Jacobian is the Riemannian one. Everything is done through products with J
-and through the Gram matrix J Jᵀ of N×N, summed over blocks of units; no matrix has the size of θ squared.
+which is orthogonal to θ_j: the Euclidean Jacobian is the Riemannian one. Everything is done through
+products with J and through the Gram matrix J Jᵀ of N×N, summed over blocks of units; no matrix has
+the size of θ squared.
 """
 
 from __future__ import annotations
@@ -53,11 +55,13 @@ class TwoLayer(Problem):
     ) -> None:
         self.inputs = x - x.mean(dim=0)
         self.covariance = self.inputs.T @ self.inputs / len(x)
-        self.targets, self.signs = y, signs.to(x.dtype)
+        self.targets = y
+        self.signs = signs.to(x.dtype)
         self.likelihood = Gaussian() if likelihood is None else likelihood
         self.likelihood.check_targets(y, self.inputs[:, 0])
         self.activation, self.slope = ACTIVATIONS[activation]
-        self.n_samples, self.width = len(x), len(signs)
+        self.n_samples = len(x)
+        self.width = len(signs)
         self.manifold = Oblique(self.width, x.shape[1], retraction="exp")
 
     @classmethod
@@ -88,7 +92,7 @@ class TwoLayer(Problem):
         return self.activation(self._units(theta).tau) @ self.signs / math.sqrt(self.width)
 
     def residual(self, theta: Tensor) -> float:
-        """The distance ‖u - y‖ of the outputs from the targets, the quantity of the local theory."""
+        """The distance ‖u - y‖ of the outputs from the targets, as in the local theory."""
         return float(torch.linalg.vector_norm(self.outputs(theta) - self.targets))
 
     @override
@@ -170,9 +174,9 @@ def _check_whole(batch: Tensor | None) -> None:
 class TwoLayerFisher(FisherOperator):
     """F = (1/N) Jᵀ H J, H the diagonal output Fisher matrix, solved in the space of the N samples.
 
-    With W = N^{-1/2} H^{1/2} J and K = W Wᵀ:  (F + λ I)⁻¹ Wᵀ c = Wᵀ (K + λ I)⁻¹ c, and a part of the right-hand side
-    outside the range of Wᵀ is divided by λ. With λ = 0 it is the pseudo-inverse Jᵀ(JJᵀ)⁻¹ H⁻¹ (JJᵀ)⁻¹ J of the paper
-    (times N, for the factor 1/N in F).
+    With W = N^{-1/2} H^{1/2} J and K = W Wᵀ:  (F + λ I)⁻¹ Wᵀ c = Wᵀ (K + λ I)⁻¹ c, and a part of
+    the right-hand side outside the range of Wᵀ is divided by λ. With λ = 0 it is the pseudo-inverse
+    Jᵀ(JJᵀ)⁻¹ H⁻¹ (JJᵀ)⁻¹ J of the paper (times N, for the factor 1/N in F).
     """
 
     approximates = "nothing: F^R = (1/N) Jᵀ H_L J exactly, on the given samples"
@@ -204,7 +208,8 @@ class TwoLayerFisher(FisherOperator):
         kernel = self.root[:, None] * self.problem.gram(self.point) * self.root
         values, vectors = torch.linalg.eigh(kernel)
         keep = values > values.max().clamp(min=0) * len(values) * torch.finfo(values.dtype).eps
-        values, vectors = values[keep], vectors[:, keep]
+        values = values[keep]
+        vectors = vectors[:, keep]
         coordinates = (vectors.T @ self._push_forward(g)) / values
         inside = self._pull_back(vectors @ (coordinates / (values + damping)))
         if damping == 0:
@@ -223,7 +228,8 @@ class TwoLayerFisher(FisherOperator):
 def balanced_inputs(n_samples: int, dim: int, *, generator: torch.Generator) -> Tensor:
     """Random inputs as the paper assumes them: unit length, mean zero, covariance of full rank."""
     x = torch.randn(n_samples, dim, generator=generator, dtype=torch.float64)
-    # each turn moves the points to mean zero and back to the sphere; the mean falls by a constant factor
+    # each turn moves the points to mean zero and back to the sphere; the mean falls by a constant
+    # factor
     for _ in range(1000):
         x = functional.normalize(x - x.mean(dim=0), dim=1)
         if float(x.mean(dim=0).norm()) < 4 * torch.finfo(x.dtype).eps:

@@ -1,7 +1,8 @@
 """Whether the paper's sentence about a figure is true of our runs, seed by seed.
 
-For ``lowest`` (the multi-task figures) it is the final error of the first method less the best of the paper's others;
-for ``fastest`` (the completion figures) the #grad/N at which the error comes near the lowest that any of them ends at.
+For ``lowest`` (the multi-task figures) it is the final error of the first method less the best of
+the paper's others; for ``fastest`` (the completion figures) the #grad/N at which the error comes
+near the lowest that any of them ends at.
 """
 
 from __future__ import annotations
@@ -18,18 +19,29 @@ from fisherfold.reproduce.page import Verdict
 
 Kind = Literal["lowest", "fastest"]
 Outcome = Literal["ahead", "level", "behind"]
-MAJORITY, LEVEL, NEAR = 0.8, 0.02, 1.05
+MAJORITY = 0.8
+LEVEL = 0.02
+NEAR = 1.05
 RULES = (
-    "RNGD is the paper's natural gradient; RSGD and RSVRG are stochastic gradients, without and with variance "
+    "RNGD is the paper's natural gradient; RSGD and RSVRG are stochastic gradients, without and "
+    "with variance "
     "reduction; RCG is a conjugate gradient. Methods marked as ours take no part in verdicts.",
-    "A refit fits the coefficients to the held-out data, as the released code does. MSE is the mean squared error, NMSE"
-    " the squared error over the variance. #grad/N counts sample gradients over the number of samples N.",
-    f"Lowest: the final error of RNGD against the best other method, seed by seed: ahead if it is lower on at least "
-    f"{MAJORITY:.0%} of the seeds, level if it is lower or within {LEVEL:.0%} on as many, else behind. Fastest: the "
-    f"same for the #grad/N at which the error first comes within {NEAR - 1:.0%} of the lowest that any method ends at.",
-    "The paper charges RNGD two gradients per sample where it evaluates three. A claim holds if RNGD is ahead in every "
-    "error in both counts; it does not hold if in the paper's count it is ahead in none and behind in one; else it "
-    "holds partly. A part of the theory holds if all its findings do, and does not hold if all fail.",
+    "A refit fits the coefficients to the held-out data, as the released code does. MSE is the "
+    "mean squared error, NMSE"
+    " the squared error over the variance. #grad/N counts sample gradients over the number of "
+    "samples N.",
+    "Lowest: the final error of RNGD against the best other method, seed by seed: ahead if it is "
+    "lower on at least "
+    f"{MAJORITY:.0%} of the seeds, level if it is lower or within {LEVEL:.0%} on as many, else "
+    "behind. Fastest: the "
+    f"same for the #grad/N at which the error first comes within {NEAR - 1:.0%} of the lowest that "
+    "any method ends at.",
+    "The paper charges RNGD two gradients per sample where it evaluates three. A claim holds if "
+    "RNGD is ahead in every "
+    "error in both counts; it does not hold if in the paper's count it is ahead in none and behind "
+    "in one; else it "
+    "holds partly. A part of the theory holds if all its findings do, and does not hold if all "
+    "fail.",
 )
 
 
@@ -63,7 +75,8 @@ class Comparison:
 
     def sentence(self, label: str, method: str) -> str:
         """The comparison in words."""
-        own, other = statistics.median(self.own), statistics.median(self.other)
+        own = statistics.median(self.own)
+        other = statistics.median(self.other)
         seeds = f"{self.wins} of {counted(len(self.own), 'seed')}"
         if self.kind == "lowest":
             part = (
@@ -74,7 +87,8 @@ class Comparison:
             medians = f"median {own:.4g}, best other: {other:.4g}{part}"
             return f"{label}: {method} ends lowest on {seeds} ({medians}): {self.outcome}."
         return (
-            f"{label}: {method} is the first within 5 % of the lowest on {seeds} (median {_count(own)}, best other: "
+            f"{label}: {method} is the first within 5 % of the lowest on {seeds} (median "
+            f"{_count(own)}, best other: "
             f"{_count(other)}): {self.outcome}."
         )
 
@@ -82,10 +96,13 @@ class Comparison:
 def compare(result: FigureResult, column: str, kind: Kind, *, true: bool = False) -> Comparison:
     """Compare the first method with the paper's others."""
     groups = [result.runs[m.label] for m in result.plan.methods if m.paper]
-    axis, budget = "paper_grads", math.inf
+    axis = "paper_grads"
+    budget = math.inf
     if true:
-        axis, budget = "true_grads", min(run.last("true_grads") for runs in groups for run in runs)
-    own, other = [], []
+        axis = "true_grads"
+        budget = min(run.last("true_grads") for runs in groups for run in runs)
+    own = []
+    other = []
     for runs in zip(*groups, strict=True):
         ends = [_value_at(run, column, budget) for run in runs]
         values = (

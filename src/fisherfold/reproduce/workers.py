@@ -1,7 +1,7 @@
 """Several processes: each call of a function in one of them, results as they are done.
 
-Processes are spawned, since torch's threads do not survive a fork. A worker that is killed ends the whole run with an
-error; what was recorded until then is read again by the next one.
+Processes are spawned, since torch's threads do not survive a fork. A worker that is killed ends the
+whole run with an error; what was recorded until then is read again by the next one.
 """
 
 from __future__ import annotations
