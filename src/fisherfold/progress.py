@@ -87,7 +87,7 @@ class Line:
         self.verbose = verbose
         self.began = time.monotonic()
         self.done = 0.0
-        self.record = {}  # type: float, float, Mapping[str, Any]
+        self.record: Mapping[str, Any] = {}
         self._first: tuple[float, float] | None = None
 
     def update(
