@@ -16,7 +16,10 @@ from fisherfold.cli import main as _main  # noqa: E402  (no file may be opened b
 
 
 def main() -> None:
-    """Run the command line; a signal that comes when the command has ended is too late to change how."""
+    """Run the command line.
+
+    A signal that comes when the command has ended is too late to change how.
+    """
     try:
         _main()
     finally:

@@ -1,7 +1,10 @@
-"""How many threads compute: of PyTorch alone, or of the BLAS of NumPy and SciPy too; and what a fork leaves of them.
+"""How many threads compute.
 
-The threads of a process do not survive ``os.fork``, and whoever waits for one in the child waits forever. So a child
-computes on one thread, and reads and writes no tables if polars had started its threads in the parent.
+Of PyTorch alone, or of the BLAS of NumPy and SciPy too; and what a fork leaves of them.
+
+The threads of a process do not survive ``os.fork``, and whoever waits for one in the child waits
+forever. So a child computes on one thread, and reads and writes no tables if polars had started its
+threads in the parent.
 """
 
 from __future__ import annotations
@@ -52,7 +55,8 @@ def check_polars() -> None:
     """Raise an error where polars would wait for threads that were lost in a fork."""
     if _polars_lost:
         raise RuntimeError(
-            "tables cannot be read or written in a process that was forked after polars had started its threads: "
+            "tables cannot be read or written in a process that was forked after polars had "
+            "started its threads: "
             "do it before the fork, or start processes with spawn or forkserver"
         )
 
