@@ -10,10 +10,11 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from rich.console import Console
-from rich.table import Table
+# tables alone need it: a machine with a GPU may have nothing but torch
+if TYPE_CHECKING:
+    from rich.table import Table
 
 T = TypeVar("T")
 
@@ -108,6 +109,8 @@ def mean_and_spread(values: Sequence[float], digits: int = 3) -> str:
 
 def table(title: str, columns: Sequence[str], left: int = 1) -> Table:
     """Make a table whose first ``left`` columns are text and whose others are figures."""
+    from rich.table import Table
+
     made = Table(title=title)
     for number, column in enumerate(columns):
         made.add_column(column, justify="left" if number < left else "right")
@@ -116,4 +119,6 @@ def table(title: str, columns: Sequence[str], left: int = 1) -> Table:
 
 def show(made: Table, width: int = WIDTH) -> None:
     """Print a table at a width that does not depend on the terminal."""
+    from rich.console import Console
+
     Console(width=width).print(made)

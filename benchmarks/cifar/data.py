@@ -7,6 +7,7 @@ and sees the same images on every device.
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 from functools import cache
 from itertools import pairwise
@@ -15,10 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
-
-from fisherfold.datasets import data_folder
 
 PADDING = 4
 SPLIT_SEED = 20_260
@@ -43,16 +41,15 @@ class Images(NamedTuple):
 
 
 @cache
-def load_images(name: str) -> Images:
+def load_images(name: str, *, test: bool = True) -> Images:
     """CIFAR-10 or CIFAR-100, from the folder of FISHERFOLD_DATA or its official address.
 
-    Once per process.
+    Once per process. Without ``test`` the file of test images may be missing; one training image
+    stands for them.
     """
     try:
-        parts = [
-            _strips(data_folder() / f"{name}_{part}.npz")
-            for part in (*(f"train_{i}" for i in range(5)), "test")
-        ]
+        parts = [_strips(folder() / f"{name}_train_{i}.npz") for i in range(5)]
+        parts.append(_strips(folder() / f"{name}_test.npz") if test else _first(parts[0]))
     except FileNotFoundError:
         parts = _download(name)
     pixels, labels = zip(*parts, strict=True)
@@ -60,8 +57,23 @@ def load_images(name: str) -> Images:
     return Images(*train, pixels[-1], labels[-1].astype(np.int64))
 
 
+def folder() -> Path:
+    """That of FISHERFOLD_DATA."""
+    if "FISHERFOLD_DATA" in os.environ:
+        return Path(os.environ["FISHERFOLD_DATA"])
+    from fisherfold.datasets import data_folder
+
+    return data_folder()
+
+
+def _first(part: tuple[Any, Any]) -> tuple[Any, Any]:
+    return part[0][:1], part[1][:1]
+
+
 def _strips(path: Path) -> tuple[Any, Any]:
     """Images kept as lossless WebP strips with one image below the other."""
+    from PIL import Image
+
     with np.load(path, allow_pickle=False) as stored:
         buffer = stored["webp"].tobytes()
         offsets = stored["offsets"]
@@ -107,7 +119,7 @@ class Pool:
     def __init__(
         self, dataset: str, *, device: str, split: str = "validation", images: int | None = None
     ) -> None:
-        data = load_images(dataset)
+        data = load_images(dataset, test=split == "test")
         pixels = data.train_images
         labels = data.train_labels
         judged = data.test_images

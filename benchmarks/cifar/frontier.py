@@ -3,16 +3,26 @@
 The first ``--trials`` settings per method and network are judged on validation images at the first
 length, the best ``--again`` of them at the other lengths. With ``--finals`` the best of each is
 then trained on all training images with ``--seeds`` seeds at the first length, and the test images
+<<<<<<< HEAD
 are used once. Finished runs are lines of ``runs.jsonl`` in the folder; ``--minutes 0``, the
 default, prints the tables of those that are there. Seconds are those of a run alone on one GPU:
 steps times the time of a step by ``gpu.step_cost``. On an NVIDIA GPU start the MPS control daemon
 first. The paper's own settings: ``--paper`` (two data sets and networks, 100 epochs, test images;
 on VGG16-BN two seeds, with the same steps without curvature beside them).
+=======
+are used once. Finished runs are lines of ``runs.jsonl`` in the folder, written as they finish;
+``--minutes 0``, the default, prints the tables of those that are there. Seconds are those of a run
+alone on one GPU: steps times the time of a step by ``gpu.step_cost``. ``drop-in`` is
+``SphereOptimizer(model, lr, total_steps=...)``, all others have the same schedule from outside.
+The paper's own settings: ``--paper`` (two data sets and networks, 100 epochs, test images; on
+VGG16-BN two seeds, with the same steps without curvature beside them). ``--head``: VGG16-BN with
+the head of VGG16 for ImageNet, 40 epochs, validation images.
+>>>>>>> 8c661d0 (Prepare the runs on a GPU: transformers, both modes of a step, MPS)
 
-The recorded tables: ``--out results/cifar_frontier --steps results/step_cost.json``.
+The recorded tables: ``--out results/frontier --steps results/step_cost.json``.
 
-Against: SGD, AdamW, SOAP, Muon and K-FAC
-Takes: hours on a GPU; a second for the recorded tables
+Against: SGD, AdamW, SOAP and Muon
+Takes: half an hour on an H200; a second for the recorded tables
 Page: docs/benchmarks/networks.md
 """
 
@@ -20,6 +30,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import statistics
 import time
 from argparse import ArgumentParser, Namespace
@@ -28,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._common import integers, names
-from benchmarks.cifar.run_plan import work
+from benchmarks.cifar.run_plan import share_device, work
 
 SMOKE = (
     "--out {folder}/runs --models resnet4 --methods sgd,drop-in --epochs 2,1 --trials 2 --images 60"
@@ -37,32 +48,49 @@ SMOKE = (
 
 Setting = dict[str, float]
 DECAY = {"weight-decay": 0.05}
-# from the middle outwards: a smaller number of trials keeps the first
+SGD: list[Setting] = [
+    {"lr": 0.1},
+    {"lr": 0.05, "weight-decay": 1e-3},
+    {"lr": 0.2},
+    {"lr": 0.02, "weight-decay": 2e-3},
+]
+# the likely best first: a smaller number of trials keeps the first
 METHODS: dict[str, list[Setting]] = {
-    "sgd": [
-        {"lr": 0.1},
-        {"lr": 0.05, "weight-decay": 1e-3},
-        {"lr": 0.02, "weight-decay": 2e-3},
-        {"lr": 0.2},
-    ],
-    "adamw": [{"lr": lr, **DECAY} for lr in (1e-3, 5e-4, 2e-3, 4e-3)],
-    "soap": [{"lr": lr, **DECAY} for lr in (3e-3, 1e-3, 6e-3, 1e-2)],
-    "muon": [{"lr": lr} for lr in (0.24, 0.12, 0.48, 0.06)],
+    "soap": [{"lr": lr, **DECAY} for lr in (3e-3, 1e-3, 6e-3)],
+    "drop-in": [{"lr": lr} for lr in (0.02, 0.03, 0.015, 0.04)],
+    "muon": [{"lr": lr} for lr in (0.06, 0.12, 0.03, 0.24)],
+    "adamw": [{"lr": lr, **DECAY} for lr in (2e-3, 1e-3, 4e-3, 5e-4)],
+    "sgd": SGD,
     "kfac": [{"lr": lr, "damping": 0.1, "every": 100} for lr in (0.1, 0.05, 0.2, 0.4)],
     "mkfac": [
         {"lr": lr, "damping": 0.1, "every": 100, "rest-lr": 0.05} for lr in (0.1, 0.2, 0.05, 0.4)
     ],
-    "spectral": [{"lr": lr} for lr in (0.02, 0.015, 0.03, 0.01)],
-    "drop-in": [{"lr": lr} for lr in (0.02, 0.015, 0.03, 0.04)],
 }
-# whose time of a step stands for whose
-STEPS = {"drop-in": "spectral"}
+PEERS = ["soap", "drop-in", "muon", "adamw", "sgd"]
+# the grids that are others for transformers
+TRANSFORMER: dict[str, list[Setting]] = {
+    "muon": [{"lr": lr, **DECAY} for lr in (2e-3, 5e-3, 1e-3)],
+    "adamw": [{"lr": lr, **DECAY} for lr in (1e-3, 2e-3, 5e-4)],
+    "drop-in": [{"lr": lr} for lr in (0.02, 0.03, 0.01)],
+}
+HEAD = [
+    ("sgd", ("--lr", "0.05", "--weight-decay", "1e-3")),
+    ("drop-in", ("--lr", "0.02")),
+    ("kfac", ("--lr", "0.1", "--damping", "0.1", "--every", "100")),
+    ("mkfac", ("--lr", "0.1", "--damping", "0.1", "--every", "100", "--rest-lr", "0.05")),
+]
 PAPER = [
     *itertools.product(
         ("cifar100", "cifar10"), ("vgg16bn",), ("paper-mkfac", "paper-sgdg"), (0, 1)
     ),
     *itertools.product(("cifar100", "cifar10"), ("wrn16_4",), ("paper-mkfac",), (0,)),
 ]
+
+
+def settings(model: str, method: str) -> list[Setting]:
+    """The grid of a method for a network."""
+    own = TRANSFORMER if model.startswith("vit") else METHODS
+    return own.get(method, METHODS[method])
 
 
 class Runs:
@@ -80,7 +108,7 @@ class Runs:
             self.done = {
                 run["name"]: run for run in map(json.loads, self.record.read_text().splitlines())
             }
-        for log in sorted((self.given.out / "logs").glob("*.jsonl")):
+        for log in sorted(self.given.logs.glob("*.jsonl")):
             settings, *epochs = map(json.loads, log.read_text().splitlines())
             if log.stem not in self.done and epochs and "ended" in epochs[-1]:
                 kept = {key: settings[key] for key in ("date", "on", "torch")}
@@ -117,7 +145,7 @@ class Runs:
             "seed": seed,
             "split": split,
         }
-        options |= {"checkpoint-every": 0, "out": self.given.out / "logs" / f"{name}.jsonl"}
+        options |= {"checkpoint-every": 0, "out": self.given.logs / f"{name}.jsonl"}
         options |= {"images": self.given.images} if self.given.images else {}
         pairs = itertools.chain.from_iterable(
             (f"--{key}", str(value)) for key, value in options.items()
@@ -140,7 +168,8 @@ class Runs:
     def ranked(self, model: str, epochs: int, method: str) -> list[tuple[float, Setting]]:
         """The judged settings of a cell, the best first."""
         every = [
-            (self.accuracy(model, epochs, method, s, "validation", 0), s) for s in METHODS[method]
+            (self.accuracy(model, epochs, method, s, "validation", 0), s)
+            for s in settings(model, method)
         ]
         return sorted([(a, s) for a, s in every if a is not None], key=lambda pair: -pair[0])
 
@@ -155,7 +184,7 @@ def plan(given: Namespace, runs: Runs) -> list[list[str]]:
     trials = [
         r
         for m, o in cells
-        for s in METHODS[o][: given.trials]
+        for s in settings(m, o)[: given.trials]
         for r in runs.missing(m, first, o, s, "validation", 0)
     ]
     if trials:
@@ -180,15 +209,18 @@ def plan(given: Namespace, runs: Runs) -> list[list[str]]:
 def options(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--out", type=Path, required=True, help="the folder of runs.jsonl and of the logs")
-    add("--models", type=names, default=["vgg16bn", "resnet64"])
+    add("--models", type=names, default=["vgg16bn", "resnet64", "wrn16_4", "vit256_6"])
     add("--epochs", type=integers, default=[15, 5, 60])
-    add("--methods", type=names, default=list(METHODS))
+    add("--methods", type=names, default=PEERS)
+    add("--logs", type=Path, help="the folder of the logs; logs in the folder of runs.jsonl")
+    add("--data", help="the folder of the CIFAR files, in place of FISHERFOLD_DATA")
+    add("--mps", action="store_true", help="start the control daemon of MPS")
     add("--trials", type=int, default=3, help="settings per method and network at the first length")
     add("--again", type=int, default=1, help="settings per method and network at the other lengths")
     add(
         "--long",
         type=names,
-        default=["sgd", "muon", "spectral", "drop-in"],
+        default=["sgd", "muon", "drop-in"],
         help="methods for lengths from 30 epochs",
     )
     add(
@@ -205,35 +237,52 @@ def options(parser: ArgumentParser) -> None:
     add("--steps", type=Path, help="the file of step_cost.py, for seconds")
     add("--picture", type=Path)
     add("--paper", action="store_true", help="train the paper's rows instead")
+    add("--head", action="store_true", help="train VGG16-BN with a wide head instead")
 
 
 def main(given: Namespace) -> None:
-    (given.out / "logs").mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + 60 * given.minutes
-    if given.paper:
-        fixed = ["--epochs", "100", "--split", "test"] + (
-            ["--images", str(given.images)] if given.images else []
-        )
-        wanted = [
-            [
-                d,
-                m,
-                o,
-                *fixed,
-                "--seed",
-                str(seed),
-                "--out",
-                str(given.out / f"{d}-{m}-{o}-{seed}.jsonl"),
-            ]
-            for d, m, o, seed in PAPER
-        ]
-        print(f"{work(wanted, given.processes, until)} runs are left")
-        return
+    if given.data:
+        os.environ["FISHERFOLD_DATA"] = given.data
+    given.logs = given.logs or given.out / "logs"
+    for folder in (given.out, given.logs):
+        folder.mkdir(parents=True, exist_ok=True)
+    if given.mps:
+        share_device()
     runs = Runs(given)
+    if given.paper or given.head:
+        wanted = paper_rows(given) if given.paper else head_rows(given)
+        print(f"{work(wanted, given.processes, until, runs.collect)} runs are left")
+        runs.collect()
+        for name, run in runs.done.items():
+            print(name, run["accuracies"][-1])
+        return
     for _ in range(2 if given.minutes else 0):
-        print(f"{work(plan(given, runs), given.processes, until)} runs are left", flush=True)
+        left = work(plan(given, runs), given.processes, until, runs.collect)
+        print(f"{left} runs are left", flush=True)
         runs.collect()
     show(given, runs)
+
+
+def paper_rows(given: Namespace) -> list[list[str]]:
+    """The runs with the paper's settings."""
+    fixed = ["--epochs", "100", "--split", "test"]
+    fixed += ["--images", str(given.images)] if given.images else []
+    return [
+        [d, m, o, *fixed, "--seed", f"{seed}", "--out", f"{given.logs}/{d}-{m}-{o}-{seed}.jsonl"]
+        for d, m, o, seed in PAPER
+    ]
+
+
+def head_rows(given: Namespace) -> list[list[str]]:
+    """The runs with a wide head."""
+    fixed = ["--epochs", "40", "--smoothing", "0.1", "--checkpoint-every", "0"]
+    fixed += ["--images", str(given.images)] if given.images else []
+    model = "vgg16bn_4096"
+    return [
+        ["cifar100", model, o, *options, *fixed, "--out", f"{given.logs}/{model}-{o}.jsonl"]
+        for o, options in HEAD
+    ]
 
 
 def show(given: Namespace, runs: Runs) -> None:
@@ -249,7 +298,7 @@ def show(given: Namespace, runs: Runs) -> None:
     ):
         if not (ranked := runs.ranked(model, epochs, method)):
             continue
-        step = seconds.get(model, {}).get(STEPS.get(method, method))
+        step = seconds.get(model, {}).get(method)
         took = None if step is None else step / 1e3 * epochs * (45_000 // 128)
         best = runs.done[runs.name(model, epochs, method, ranked[0][1], "validation", 0)][
             "accuracies"
@@ -286,7 +335,7 @@ def draw(found: Sequence[tuple[str, str, float, list[float]]], path: Path) -> No
         for index, method in enumerate(METHODS):
             for took, accuracies in [(t, a) for m, o, t, a in found if (m, o) == (model, method)]:
                 seconds = [took * (epoch + 1) / len(accuracies) for epoch in range(len(accuracies))]
-                width = 2.6 if method in ("spectral", "drop-in") else 1.3
+                width = 2.6 if method == "drop-in" else 1.3
                 label = f"{method}, {len(accuracies)} epochs: {accuracies[-1]:.1f}"
                 panel.plot(seconds, accuracies, lw=width, color=f"C{index}", label=label)
                 panel.plot(seconds[-1:], accuracies[-1:], "o", color=f"C{index}")

@@ -17,7 +17,10 @@ def conv(inputs: int, outputs: int, size: int = 3, stride: int = 1) -> nn.Conv2d
 
 
 class PreActivationBlock(nn.Module):
-    """Two convolutions, each behind BN-ReLU; the shortcut starts from the activated input."""
+    """Two convolutions, each behind BN-ReLU.
+
+    A shortcut of the activated input where the shape changes.
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -110,9 +113,91 @@ def vgg16_bn(classes: int) -> nn.Sequential:
     return nn.Sequential(*layers, *head)
 
 
+class Attention(nn.Module):
+    """Attention with separate maps for queries, keys and values."""
+
+    def __init__(self, width: int, heads: int, *, causal: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.causal = causal
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            f(x).unflatten(2, (self.heads, -1)).transpose(1, 2) for f in (self.q, self.k, self.v)
+        )
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class TransformerBlock(nn.Module):
+    """A pre-norm block."""
+
+    def __init__(self, width: int, heads: int, *, causal: bool = False) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.norm2 = nn.LayerNorm(width)
+        self.attention = Attention(width, heads, causal=causal)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.down(functional.gelu(self.up(self.norm2(x))))
+
+
+class VisionTransformer(nn.Module):
+    """On patches of four by four."""
+
+    def __init__(self, width: int, depth: int, classes: int) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(3, width, 4, 4)
+        self.place = nn.Parameter(0.02 * torch.randn(1, 64, width))
+        self.blocks = nn.Sequential(*(TransformerBlock(width, 4) for _ in range(depth)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.patch(x).flatten(2).mT + self.place
+        return self.head(self.norm(self.blocks(tokens)).mean(1))
+
+
+class GPT(nn.Module):
+    """A causal transformer on bytes."""
+
+    def __init__(self, width: int = 256, depth: int = 4, length: int = 128) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(256, width)
+        self.place = nn.Parameter(0.02 * torch.randn(1, length, width))
+        blocks = (TransformerBlock(width, 4, causal=True) for _ in range(depth))
+        self.blocks = nn.Sequential(*blocks)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 256)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.blocks(self.embed(x) + self.place[:, : x.shape[1]])))
+
+
+def wide_head(classes: int) -> list[nn.Module]:
+    """The head of VGG16 for ImageNet."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inputs in (512, 4096):
+        layers += [nn.Linear(inputs, 4096), nn.ReLU(), nn.Dropout(0.5)]
+    return [*layers, nn.Linear(4096, classes)]
+
+
 def build(name: str, classes: int) -> nn.Module:
-    """``vgg16bn``, ``resnet18``, ``wrnD_K`` (depth, width) or ``resnetW`` (first width)."""
-    if name in {"vgg16bn", "resnet18"}:
+    """A network by name.
+
+    ``vgg16bn`` (``vgg16bn_4096`` with the head of VGG16 for ImageNet), ``resnet18``, ``wrnD_K``
+    (depth, width), ``resnetW`` (width of the first stage, 14 layers) or ``vitW_D`` (width, depth).
+    """
+    if found := re.fullmatch(r"vit(\d+)_(\d+)", name):
+        return VisionTransformer(int(found[1]), int(found[2]), classes)
+    if name == "vgg16bn_4096":
+        layers = list(vgg16_bn(classes))
+        network = nn.Sequential(*layers[:-5], *wide_head(classes))
+    elif name in {"vgg16bn", "resnet18"}:
         network = vgg16_bn(classes) if name == "vgg16bn" else resnet18(classes)
     elif found := re.fullmatch(r"wrn(\d+)_(\d+)", name):
         network = wide_resnet(int(found[1]), int(found[2]), classes)
@@ -120,8 +205,8 @@ def build(name: str, classes: int) -> nn.Module:
         network = resnet(int(found[1]), classes)
     else:
         raise ValueError(
-            "model must be vgg16bn, resnet18, wrnD_K such as wrn16_4, or resnetW such as "
-            f"resnet64, got {name!r}"
+            "model must be vgg16bn, vgg16bn_4096, resnet18, wrnD_K such as wrn16_4, resnetW such as "
+            f"resnet64, or vitW_D such as vit256_6, got {name!r}"
         )
     with torch.no_grad():
         for module in network.modules():

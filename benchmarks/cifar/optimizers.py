@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fisherfold.optim import KFAC, MKFAC, SGDG, SphereOptimizer
+from fisherfold.optim.spectral import orthogonalise
 
 # manifold rate, its decay, damping and its decay, as the paper gives them
 PAPER = {
@@ -156,14 +157,46 @@ class Several(torch.optim.Optimizer):
             part.load_state_dict(own)
 
 
+class Muon(torch.optim.Optimizer):
+    """Muon in Moonlight's form: orthogonalised steps as large as those of AdamW."""
+
+    def __init__(self, params: Any, lr: float, momentum: float = 0.9, decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            shapes: dict[Any, list[Tensor]] = {}
+            for p in group["params"]:
+                shapes.setdefault(p.shape, []).append(p)
+            for shape, members in shapes.items():
+                updates = [self._update(p, group["momentum"]) for p in members]
+                size = 0.2 * max(shape) ** 0.5
+                for p, sign in zip(members, orthogonalise(torch.stack(updates)), strict=True):
+                    p.mul_(1 - group["lr"] * group["weight_decay"])
+                    p.sub_(size * group["lr"] * sign)
+
+    def _update(self, p: Tensor, momentum: float) -> Tensor:
+        buffer = self.state[p].setdefault("buffer", torch.zeros_like(p))
+        buffer.mul_(momentum).add_(p.grad)
+        return p.grad + momentum * buffer
+
+
 def _muon(model: nn.Module, given: dict[str, Any]) -> torch.optim.Optimizer:
+    lr = given["lr"]
+    if hidden := [p for n, p in model.named_parameters() if "blocks" in n and p.ndim == 2]:
+        chosen = {id(p) for p in hidden}
+        others = [p for p in model.parameters() if id(p) not in chosen]
+        decay = given["weight_decay"]
+        rest = torch.optim.AdamW(others, lr, betas=(0.9, 0.99), weight_decay=decay)
+        return Several(Muon(hidden, lr, decay=decay), rest)
     filters = [p for m in model.modules() if isinstance(m, nn.Conv2d) for p in m.parameters()]
     chosen = {id(p) for p in filters}
     others = [p for p in model.parameters() if id(p) not in chosen]
     rest = torch.optim.SGD(
         others, given["rest_lr"], momentum=0.85, nesterov=True, weight_decay=given["weight_decay"]
     )
-    return Several(FlatMuon(filters, given["lr"]), rest)
+    return Several(FlatMuon(filters, lr), rest)
 
 
 def _peer(name: str) -> Callable[[nn.Module, dict[str, Any]], torch.optim.Optimizer]:
@@ -197,7 +230,8 @@ def build(
         "soap": lambda: Soap(parameters(), lr, decay),
         "sgdp": lambda: _peer("SGDP")(model, given),
         "adamp": lambda: _peer("AdamP")(model, given),
-        "drop-in": lambda: SphereOptimizer(model, lr),
+        "drop-in": lambda: SphereOptimizer(model, lr, total_steps=given.get("steps")),
+        "constant": lambda: SphereOptimizer(model, lr, average=True),
         "spectral": lambda: SphereOptimizer(model, lr, direction="spectral", **spheres),
         "gradient": lambda: SphereOptimizer(model, lr, direction="gradient", **spheres),
         "natural": lambda: SphereOptimizer(
@@ -251,6 +285,10 @@ def paper_stage(optimizer: torch.optim.Optimizer, task: tuple[str, str], stage: 
         group["lr"] = (
             rate * rate_decay**stage / falling if group["rule"] == "spheres" else 0.05 * 0.1**stage
         )
+
+
+# those whose rates fall inside, or not at all
+OWN_RATES = ("drop-in", "constant")
 
 
 def factor(done: float, *, warm: float = 0.1) -> float:

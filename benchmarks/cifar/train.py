@@ -76,9 +76,10 @@ def main(given: Namespace) -> None:
     task = (given.dataset, given.model[:3])
     settings = vars(given)
     example = pool.normalised(pool.padded[:32, 4:36, 4:36])
+    per = len(pool) // given.batch
+    given.steps = per * given.epochs
     optimizer = optimizers.build(given.optimizer, network, example, task, settings)
     own = [group["lr"] for group in optimizer.param_groups]
-    per = len(pool) // given.batch
     start = 0
     if lines and saved.exists():
         state = torch.load(saved, weights_only=True, map_location=given.device)
@@ -148,7 +149,7 @@ def train_epoch(
     total = torch.zeros((), device=given.device)
     for step in range(per):
         part = slice(step * given.batch, (step + 1) * given.batch)
-        if not given.optimizer.startswith("paper"):
+        if not given.optimizer.startswith(("paper", *optimizers.OWN_RATES)):
             share = optimizers.factor((epoch + step / per) / given.epochs)
             for group, rate in zip(optimizer.param_groups, own, strict=True):
                 group["lr"] = rate * max(share, 1e-6)

@@ -15,10 +15,13 @@ Page: docs/benchmarks/networks.md
 
 from __future__ import annotations
 
+import json
 import multiprocessing
+import os
 import statistics
 import time
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -26,13 +29,14 @@ from torch.nn import functional as F
 
 from benchmarks.cifar.data import load_images
 from benchmarks.cifar.optimizers import FlatMuon
+from benchmarks.cifar.run_plan import share_device
 from fisherfold.optim import SphereOptimizer
 
 SMOKE = (
     "--quick --epochs 1 --seeds 2 --lr muon=0.24,spectral=0.04",
     "--quick --epochs 1 --tune",
 )
-GRIDS = {"muon": (0.12, 0.24, 0.48), "spectral": (0.02, 0.04, 0.08), "gradient": (0.02, 0.04, 0.08)}
+GRIDS = {"muon": (0.12, 0.24, 0.48), "spectral": (0.03, 0.06, 0.12)}
 MEAN = (0.4914, 0.4822, 0.4465)
 DEVIATION = (0.2470, 0.2435, 0.2616)
 BIAS_LR = 0.053
@@ -180,7 +184,7 @@ def run(job: tuple[str, float, int, Namespace]) -> tuple[float, float]:
 
 
 def load(given: Namespace, device: str) -> tuple[Tensor, ...]:
-    data = load_images("cifar10")
+    data = load_images("cifar10", test=not given.tune)
     parts = [data.train_images, data.train_labels, data.test_images, data.test_labels]
     if given.tune:
         cut = len(parts[0]) - len(parts[0]) // 10
@@ -198,7 +202,7 @@ def load(given: Namespace, device: str) -> tuple[Tensor, ...]:
 
 def options(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    add("--lr", default="muon=0.24,spectral=0.04,gradient=0.04")
+    add("--lr", default="muon=0.24,spectral=0.06")
     add("--momentum", type=float, default=0.6)
     add("--epochs", type=int, default=8)
     add("--batch", type=int, default=2000)
@@ -207,10 +211,17 @@ def options(parser: ArgumentParser) -> None:
         "--tune", action="store_true", help="three rates each on a tenth of the images, three seeds"
     )
     add("--processes", type=int, default=1, help="that share the GPU")
+    add("--mps", action="store_true", help="start the control daemon of MPS")
+    add("--data", help="the folder of the CIFAR files, in place of FISHERFOLD_DATA")
+    add("--out", type=Path, help="a file that gets a line for every run as it ends")
     add("--quick", action="store_true", help="400 images and a tiny network")
 
 
 def main(given: Namespace) -> None:
+    if given.data:
+        os.environ["FISHERFOLD_DATA"] = given.data
+    if given.mps:
+        share_device()
     chosen = dict(pair.split("=") for pair in given.lr.split(","))
     base: list[float] = []
     settings = (
@@ -221,7 +232,13 @@ def main(given: Namespace) -> None:
     seeds = range(3 if given.tune else given.seeds)
     with multiprocessing.get_context("spawn").Pool(given.processes, prepare, (given,)) as pool:
         jobs = [(name, float(lr), seed, given) for name, lr in settings for seed in seeds]
-        results = pool.map(run, jobs, chunksize=1)
+        results = []
+        for (name, lr, seed, _), found in zip(jobs, pool.imap(run, jobs), strict=True):
+            results.append(found)
+            if given.out:
+                row = {"method": name, "lr": lr, "seed": seed, "accuracy": found[0]}
+                with given.out.open("a") as file:
+                    file.write(json.dumps(row | {"seconds": found[1]}) + "\n")
     for index, (name, lr) in enumerate(settings):
         runs = results[index * len(seeds) : (index + 1) * len(seeds)]
         found = [a for a, _ in runs]

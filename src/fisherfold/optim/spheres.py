@@ -22,8 +22,9 @@ from torch import Tensor
 MAX_ANGLE = 0.5
 # Of its angle, a row turns all as long as its gradient is 1/MARGIN of that of a constant gradient.
 MARGIN = 2.0
-# Binary digits to which norms are rounded before they are restored: a fixed point, so that they never drift.
-DIGITS = {torch.float32: 18, torch.float64: 46}
+# Binary digits that norms lose when they are rounded: a fixed point of rotations, so that norms never drift.
+LOST = 6
+BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
 def norms(blocks: Tensor) -> Tensor:
@@ -43,9 +44,8 @@ def tangent(w: Tensor, d: Tensor) -> Tensor:
 
 def radii(w: Tensor) -> Tensor:
     """The norms of rows, rounded so that those of a rotated weight are the same to the last bit."""
-    fraction, exponent = torch.frexp(norms(w))
-    digits = DIGITS[w.dtype]
-    return torch.ldexp(torch.ldexp(fraction, torch.tensor(digits)).round(), exponent - digits)
+    bits = norms(w).view(BITS[w.dtype])
+    return ((bits + (1 << LOST - 1)) >> LOST << LOST).view(w.dtype)
 
 
 def momentum_(
