@@ -205,8 +205,8 @@ def build(name: str, classes: int) -> nn.Module:
         network = resnet(int(found[1]), classes)
     else:
         raise ValueError(
-            "model must be vgg16bn, vgg16bn_4096, resnet18, wrnD_K such as wrn16_4, resnetW such as "
-            f"resnet64, or vitW_D such as vit256_6, got {name!r}"
+            "model must be vgg16bn, vgg16bn_4096, resnet18, wrnD_K such as wrn16_4, resnetW such "
+            f"as resnet64, or vitW_D such as vit256_6, got {name!r}"
         )
     with torch.no_grad():
         for module in network.modules():

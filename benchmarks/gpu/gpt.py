@@ -1,4 +1,4 @@
-"""A GPT on bytes: validation loss after a number of steps, every optimizer with the same number of rates.
+"""A GPT on bytes: the loss after some steps, every optimizer with as many rates.
 
 Bytes of the Python standard library's sources, in the order of their names; the last 5 % judge.
 Batches of 64 sequences, bf16 on a GPU, linear warm-up over a tenth of the steps and linear decay to

@@ -2,9 +2,9 @@
 
 Batch 128, bf16 autocast, channels last. ``graph``: forward pass, backward pass and step in one CUDA
 graph; ``eager``: as a user's loop. Methods take turns, the ratio to SGD of the same mode is taken
-within each round, and its median and range are printed, with the bytes of the optimizer's state per
-parameter. SOAP, whose bases come from QR, runs eagerly alone. On a machine without a GPU CPU seconds
-are counted and nothing is captured.
+within each round, and its median and range are printed, with the bytes of the optimizer's state
+per parameter. SOAP, whose bases come from QR, runs eagerly alone. On a machine without a GPU CPU
+seconds are counted and nothing is captured.
 
 Against: SGD, AdamW, Muon and SOAP
 Takes: two minutes on an H200
