@@ -12,7 +12,7 @@ import torch
 
 from fisherfold import Gaussian, LossProblem, NLLProblem, Result, minimize
 from fisherfold.files import write_tensors
-from fisherfold.manifolds import Euclidean, Grassmann, Product, Sphere
+from fisherfold.manifolds import Euclidean, Grassmann, Oblique, Product, Sphere
 from fisherfold.problems import Problem
 from fisherfold.solvers import (
     GradientNorm,
@@ -556,7 +556,9 @@ def test_an_interrupt_at_the_starting_point_replaces_the_checkpoint_of_an_earlie
 
     class Interrupting(NLLProblem):
         def _outputs(self, theta, inputs):
-            raise KeyboardInterrupt
+            if theta.requires_grad:
+                raise KeyboardInterrupt
+            return super()._outputs(theta, inputs)
 
     problem = Interrupting(
         Sphere(5), task.problem.model, Gaussian(), task.problem.inputs, task.problem.targets
@@ -625,6 +627,41 @@ def test_wrong_checkpoints_are_refused(task, tasks, tmp_path):
         ValueError, match="c has version 99 of the checkpoint format, at most 3 is known here"
     ):
         resume()
+
+
+def rayleigh(a):
+    return LossProblem(Sphere(5), lambda w: w @ a @ w)
+
+
+@pytest.mark.parametrize("method", ["rcg", "lbfgs", "trust-region"])
+def test_a_checkpoint_of_another_problem_start_or_seed_is_refused(method, tmp_path):
+    """Of B = -A a run on A was called converged at once."""
+    a, x0 = torch.diag(torch.arange(5).double()), torch.full((5,), 5**-0.5, dtype=torch.float64)
+    path = tmp_path / "c"
+    first = minimize(rayleigh(a), x0, method, checkpoint=path)
+    again = minimize(rayleigh(a), x0, method, checkpoint=path, resume=True)
+    assert torch.equal(again.x, first.x)
+    for problem, start, seed, words in (
+        (rayleigh(-a), x0, 0, "its loss has other values"),
+        (rayleigh(a * (1 + 1e-4)), x0, 0, "its loss has other values"),
+        (rayleigh(a), -x0, 0, "it was started from another x0|its loss has other values"),
+        (rayleigh(a), x0, 1, "it was started with seed 0, this run with 1"),
+        (LossProblem(Oblique(1, 5), lambda w: w.sum()), x0[None], 0, "its x does not fit"),
+    ):
+        with pytest.raises(ValueError, match=f"c is a checkpoint of another problem: ({words})"):
+            minimize(problem, start, method, seed=seed, checkpoint=path, resume=True)
+
+
+def test_where_the_loss_has_no_value_nearby_a_run_still_knows_its_checkpoint(tmp_path):
+    def loss(w):
+        if bool(w[0] != 1):
+            raise ValueError("never anywhere else")
+        return w.square().sum()
+
+    x0, path = torch.eye(2, dtype=torch.float64)[0], tmp_path / "c"
+    problem = LossProblem(Euclidean(2), loss)
+    minimize(problem, x0, "rgd", max_iter=0, checkpoint=path)
+    assert minimize(problem, x0, "rgd", max_iter=0, checkpoint=path, resume=True).iterations == 0
 
 
 def test_a_checkpoint_of_a_larger_product_is_refused(tasks, tmp_path):

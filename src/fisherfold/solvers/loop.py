@@ -22,6 +22,7 @@ from fisherfold.manifolds.base import Point, leaves, reorder_like, tree_map
 from fisherfold.plain import counted
 from fisherfold.problems.base import Problem
 from fisherfold.progress import track
+from fisherfold.solvers.identity import identity_of
 from fisherfold.solvers.lbfgs import LBFGS
 from fisherfold.solvers.method import Method, whole_number
 from fisherfold.solvers.rcg import RCG, RGD
@@ -73,8 +74,8 @@ def minimize(
         verbose: print a line per iteration to standard error.
         checkpoint: a file to keep the state in; over several processes the first one alone reads and writes it.
         checkpoint_every: iterations between two checkpoints; one is also written at the end and on an interrupt.
-        resume: go on from the checkpoint if the file exists; a run that found no further step tries again only with
-            other options for the method.
+        resume: go on from the checkpoint if the file exists; it must be of this problem, start, seed and method. A run
+            that found no further step tries again only with other options for the method.
         tag: kept in the checkpoint, such as a digest of the data; a run goes on only from one with its own tag.
         **options: for the method; see its class in ``fisherfold.solvers``.
 
@@ -97,7 +98,8 @@ def minimize(
     if method not in tuple(METHODS):
         raise ValueError(f"method must be one of {sorted(METHODS)}, got {method!r}")
     solver = _construct(METHODS[method], problem, options)
-    state = _begin(solver, x0, seed, checkpoint if resume else None, tag)
+    identity = {} if checkpoint is None else identity_of(problem, x0, seed)
+    state = _begin(solver, x0, seed, checkpoint if resume else None, tag, identity)
     state.curvature = partial(solver.curvature, state)
     settings = str(sorted(options.items()))
     if state.options != settings:  # they may find a step where the last ones found none
@@ -210,17 +212,25 @@ def _construct(method: type[Method], problem: Problem, options: dict[str, Any]) 
 
 
 def _begin(
-    solver: Method, x0: Point, seed: int, saved: str | os.PathLike[str] | None, tag: str
+    solver: Method,
+    x0: Point,
+    seed: int,
+    saved: str | os.PathLike[str] | None,
+    tag: str,
+    identity: dict[str, Any],
 ) -> State:
     group = solver.problem.group
     if saved is not None:
-        resumed = State.load(saved, method=solver.name, like=x0, tag=tag, group=group)
+        resumed = State.load(
+            saved, method=solver.name, like=x0, tag=tag, identity=identity, group=group
+        )
         if resumed is not None:
             with group.together(), sound(saved, "checkpoint"):
                 solver.problem.manifold.check_point(resumed.x, name="its x")
             return resumed
     state = State(x=tree_map(torch.clone, x0), generator=torch.Generator().manual_seed(int(seed)))
     state.best = state.x
+    state.identity = identity
     return state
 
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from fisherfold.distributed import ALONE, Content, Group
 from fisherfold.files import read_tensors, sound, write_tensors
-from fisherfold.manifolds.base import Point, unflatten_like
+from fisherfold.manifolds.base import Point, leaves, unflatten_like
+from fisherfold.solvers.identity import difference
 from fisherfold.solvers.result import Trace
 
 KIND, VERSION = "checkpoint", 3
@@ -40,6 +41,7 @@ class State:
         vectors: the method's memory in points and tangent vectors.
         record: further columns of the trace for the last iteration.
         options: of the method, as text.
+        identity: of the problem, start and seed, for checkpoints.
         failure: why no further step can be made with these options: (status, sentence).
         best: the point with the lowest loss seen.
         best_loss: that loss.
@@ -59,6 +61,7 @@ class State:
     vectors: dict[str, Point] = field(default_factory=dict)
     record: dict[str, float] = field(default_factory=dict)
     options: str = ""
+    identity: dict[str, Any] = field(default_factory=dict)
     failure: tuple[str, str] | None = None
     best: Point = None
     best_loss: float = float("inf")
@@ -105,7 +108,7 @@ class State:
             "numbers": self.numbers,
             "vectors": list(self.vectors),
         }
-        header |= {"options": self.options, "failure": self.failure}
+        header |= {"options": self.options, "failure": self.failure, "identity": self.identity}
         write_tensors(path, tensors, kind=KIND, version=VERSION, header=header)
 
     @classmethod
@@ -116,9 +119,14 @@ class State:
         method: str,
         like: Point,
         tag: str = "",
+        identity: dict[str, Any] | None = None,
         group: Group = ALONE,
     ) -> State | None:
-        """Read a checkpoint, if the file exists."""
+        """Read a checkpoint, if the file exists.
+
+        ``method``, ``tag``, ``identity``: of the run; raises ValueError if those of the file are others. An identity
+        that is not given is not compared.
+        """
         found: Content | None = None
         with group.together():
             if group.is_first and Path(path).exists():
@@ -126,7 +134,10 @@ class State:
         if (told := group.tell(found)) is None:
             return None
         with group.together(), sound(path, KIND):
-            return cls._of(*told, like, path)
+            state = cls._of(*told, like, path)
+            if identity is not None:
+                _check_identity(path, state.identity, identity, leaves(like)[0].dtype)
+            return state
 
     @classmethod
     def _of(
@@ -149,6 +160,7 @@ class State:
         }
         rows = json.loads(tensors.pop("trace").numpy().tobytes())
         state.trace = Trace([{str(name): value + 0 for name, value in row.items()} for row in rows])
+        state.identity = dict(header.get("identity", {}))
         state.options = str(header.get("options", ""))
         if (failure := header.get("failure")) is not None:
             status, sentence = failure
@@ -171,6 +183,16 @@ def _read(path: str | os.PathLike[str], method: str, tag: str) -> Content:
             f"{path} is a checkpoint of another problem; remove the file or name another one"
         )
     return tensors, header
+
+
+def _check_identity(
+    path: str | os.PathLike[str], saved: dict[str, Any], now: dict[str, Any], dtype: torch.dtype
+) -> None:
+    rounding = torch.finfo(dtype).eps ** 0.5
+    if found := difference(saved, now, rounding):
+        raise ValueError(
+            f"{path} is a checkpoint of another problem: {found}; remove the file or name another one"
+        )
 
 
 def _named(name: str, tree: Point) -> dict[str, Tensor]:
