@@ -19,7 +19,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 __all__ = ["Line", "show", "track"]
 
@@ -207,7 +210,7 @@ def _notebook() -> Iterator[Callable[[list[Line]], None]]:
         handle.update({"text/plain": ""}, raw=True)
 
 
-def _drawn(lines: list[Line]) -> Any:
+def _drawn(lines: list[Line]) -> Table:
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text

@@ -29,8 +29,11 @@ from fisherfold.plain import counted
 from fisherfold.progress import track
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from fisherfold.completion.base import CompletionBase
     from fisherfold.completion.entries import Entries
+    from fisherfold.completion.implicit import ImplicitCompletion
     from fisherfold.completion.training import SideInformation
     from fisherfold.tables.readers import RatingTable
 
@@ -118,7 +121,7 @@ class Model:
         "Pairs were observed (clicks, plays), values are their weights, if any; what is missing is no interest.",
     )
 
-    def estimator(self, **more: Any) -> Any:
+    def estimator(self, **more: Any) -> CompletionBase:
         """The estimator of these options."""
         from fisherfold.completion.cross_validation import MatrixCompletionCV
         from fisherfold.completion.rating_model import MatrixCompletion
@@ -143,7 +146,7 @@ class Model:
             )
         return MatrixCompletion(int(self.rank), ridge=self.ridge, **options)
 
-    def _implicit(self, **more: Any) -> Any:
+    def _implicit(self, **more: Any) -> ImplicitCompletion:
         from fisherfold.completion.implicit import ImplicitCompletion
 
         for name in (
@@ -651,7 +654,7 @@ def _scores(
     return found
 
 
-def _load(folder: Path) -> Any:
+def _load(folder: Path) -> CompletionBase:
     from fisherfold.completion.base import CompletionBase
 
     return CompletionBase.load(folder)
@@ -678,7 +681,7 @@ def _more(
     return _read(file, reading, skip_bad_lines, known=known, implicit=implicit, **other)
 
 
-def _candidates(file: Path, reading: Columns, name: str) -> Any:
+def _candidates(file: Path, reading: Columns, name: str) -> npt.NDArray[Any]:
     """The ids in the column of a table that has the name of the column ids, or in its first."""
     from fisherfold.tables.readers import ids, read_table
 

@@ -30,6 +30,7 @@ from fisherfold.progress import track
 if TYPE_CHECKING:
     import polars as pl
 
+    from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
     from fisherfold.tables.readers import Table
 
 app = group(
@@ -327,7 +328,7 @@ def to_numbers(
     return X, y
 
 
-def _load(folder: Path) -> Any:
+def _load(folder: Path) -> SubspaceRegressor | SubspaceClassifier:
     from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
     from fisherfold.subspace.files import load_model
 

@@ -83,7 +83,7 @@ class TaskState:
 
 def _forward(
     floor: Tensor, regular: bool, ridge: float, gram: Array, cross: Array, power: Array, x: Array
-) -> Any:
+) -> tuple[Array, ...]:
     """UᵀA_t, UᵀA_tU, w_t, e_t, ψ_t and λ‖w_t‖², as two products of tall matrices."""
     tasks, (n, p) = len(gram), x.shape
     tall = (gram.reshape(tasks * n, n) @ x).reshape(tasks, n, p)
