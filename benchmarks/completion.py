@@ -31,8 +31,8 @@ from pathlib import Path
 import numpy as np
 
 SMOKE = (
-    "--tools fisherfold fisherfold-point --seeds 0 --threads 1 --only movielens1m-5 jester1-5"
-    " --results {folder}/results.jsonl",
+    "--tools fisherfold fisherfold-point --seeds 0 --threads 1 --only movielens1m-5 jester1-5 "
+    "--results {folder}/results.jsonl",
     "--coverage --results {folder}/results.jsonl --picture {folder}/picture.png",
 )
 
@@ -417,8 +417,8 @@ def run(args) -> None:
         with args.results.open("a") as file:
             file.write(json.dumps(record) + "\n")
         print(
-            f"{name:15s} {job['tool']:18s} seed {job['seed']} threads {job['threads']} "
-            f"rmse {record['rmse']:.4f} cpu {record['cpu']:.2f} wall {record['wall']:.2f}",
+            f"{name:15s} {job['tool']:18s} seed {job['seed']} threads {job['threads']} rmse "
+            f"{record['rmse']:.4f} cpu {record['cpu']:.2f} wall {record['wall']:.2f}",
             flush=True,
         )
     if failed:

@@ -197,10 +197,9 @@ def sums() -> None:
         flops = 2 * 2 * ratings.n_ratings * width
         print(
             f"rank {rank:3}: both sides whole {seconds['whole']:.3f} s, as used "
-            f"{seconds['slices']:.3f} s; "
-            f"{flops / 1e9:.1f} GFlop, {2 * flops / 1e9:.1f} GB: "
-            f"{2e-9 * flops / seconds['slices']:.0f} GB/s; "
-            f"inverses {2e-9 * sum(ratings.shape) * (rank + 1) ** 3:.1f} GFlop",
+            f"{seconds['slices']:.3f} s; {flops / 1e9:.1f} GFlop, {2 * flops / 1e9:.1f} GB: "
+            f"{2e-9 * flops / seconds['slices']:.0f} GB/s; inverses "
+            f"{2e-9 * sum(ratings.shape) * (rank + 1) ** 3:.1f} GFlop",
             flush=True,
         )
 

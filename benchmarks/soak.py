@@ -197,10 +197,9 @@ def main(given: Namespace) -> None:
     spread = error * 3600 / MIB
     print(
         f"\n{rounds} rounds in {samples[-1][0] / 60:.1f} minutes; after the first quarter the "
-        "memory is "
-        f"{level / MIB:.1f} MiB on average, between {min(s[1] for s in late) / MIB:.1f} and "
-        f"{max(s[1] for s in late) / MIB:.1f}; slope {per_hour:+.2f} ± {spread:.2f} MiB an hour: "
-        f"{'flat' if flat else 'GROWING'}"
+        f"memory is {level / MIB:.1f} MiB on average, between {min(s[1] for s in late) / MIB:.1f} "
+        f"and {max(s[1] for s in late) / MIB:.1f}; slope {per_hour:+.2f} ± {spread:.2f} MiB an "
+        f"hour: {'flat' if flat else 'GROWING'}"
     )
     if not flat and given.minutes >= 1:  # a shorter run says nothing of the memory
         raise SystemExit(1)

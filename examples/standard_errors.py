@@ -46,8 +46,8 @@ def main() -> Figure:
         held = "holds" if covariance.contains(truth, level=0.9) else "does not hold"
         print(
             f"n = {n}: {float(angle(result.x)):.1f}° from the pole, 90 % interval "
-            f"{float(low):.1f}° to "
-            f"{float(high):.1f}° (truth {float(angle(truth)):.1f}°); the region {held} the truth"
+            f"{float(low):.1f}° to {float(high):.1f}° (truth {float(angle(truth)):.1f}°); the "
+            f"region {held} the truth"
         )
         boundary = covariance.boundary(200, level=0.9)
         panel.plot(boundary[:, 0], boundary[:, 1], style, label=f"90 % region, n = {n}")

@@ -42,8 +42,8 @@ from benchmarks._common import integers, names
 from benchmarks.cifar.run_plan import share_device, work
 
 SMOKE = (
-    "--out {folder}/runs --models resnet4 --methods sgd,drop-in --epochs 2,1 --trials 2 --images 60"
-    " --finals sgd --seeds 2 --minutes 2"
+    "--out {folder}/runs --models resnet4 --methods sgd,drop-in --epochs 2,1 --trials 2 --images "
+    "60 --finals sgd --seeds 2 --minutes 2"
 )
 
 Setting = dict[str, float]

@@ -220,8 +220,7 @@ def findings(rows: list[Row]) -> list[Finding]:
             f"slope {min(slopes):.2f} to {max(slopes):.2f}",
             holds_if(min(slopes) > 2.8),
             "the hypothesis of second order is not needed: KL has no linear term in t, so the "
-            "acceleration of the "
-            "curve does not enter its second derivative",
+            "acceleration of the curve does not enter its second derivative",
         ),
         _slope_finding(
             "control: DR(0) = 1.2 Id is no retraction",
@@ -265,10 +264,9 @@ def _printed_findings() -> list[Finding]:
             free,
             holds_if(free < 1e-8),
             "relative error, the worst of four likelihoods: Φ averages over p_θ itself and so is "
-            "an entropy (constant "
-            f"for a Gaussian); with the distribution of y frozen at θ the error is {frozen:.0e}, "
-            "but then grad Φ = 0 "
-            "and the natural direction of Theorem 1 is 0: read it for Ψ",
+            "an entropy (constant for a Gaussian); with the distribution of y frozen at θ the "
+            f"error is {frozen:.0e}, but then grad Φ = 0 and the natural direction of Theorem 1 is "
+            "0: read it for Ψ",
         ),
         Finding(
             "Riemannian Hessian as printed after Theorem 1",
@@ -276,8 +274,8 @@ def _printed_findings() -> list[Finding]:
             error,
             holds_if(error < 1e-8),
             "relative error against the second derivative along geodesics: P D_u(grad Φ) is "
-            "already Hess Φ[u]; the "
-            "second term should be the Weingarten map of the normal part of ∇Φ",
+            "already Hess Φ[u]; the second term should be the Weingarten map of the normal part of "
+            "∇Φ",
         ),
     ]
 

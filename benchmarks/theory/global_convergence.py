@@ -189,8 +189,7 @@ def findings(
             max(tiny),
             holds_if(max(tiny) < 1e-10),
             f"worst of {counted(len(tiny), 'seed')} with η₂ = 1e-20, which the theorem does not "
-            "cover; 1e-6 after "
-            f"{reached:.0f} iterations",
+            f"cover; 1e-6 after {reached:.0f} iterations",
         ),
         Finding(
             "global: ‖grad Ψ‖ → 0 with η₂ tiny, growing batches",
@@ -205,12 +204,9 @@ def findings(
             f"b^{floor:.2f}",
             holds_if(abs(floor + 0.5) < 0.1, "partly"),
             f"median ‖grad Ψ‖ over the last quarter: {floors[0]:.1e} at b={BATCHES[0]}, "
-            f"{floors[-1]:.1e} at "
-            f"b={BATCHES[-1]}; the hypothesis of errors below ε_F/σ_k² is then violated, and the "
-            "conclusion with it; "
-            "with η₂ = κ, which keeps steps short, it is "
-            f"{max(each('batch 80, η₂ = κ', 'tail_gradient_norm')):.1e} at "
-            "b=80",
+            f"{floors[-1]:.1e} at b={BATCHES[-1]}; the hypothesis of errors below ε_F/σ_k² is then "
+            "violated, and the conclusion with it; with η₂ = κ, which keeps steps short, it is "
+            f"{max(each('batch 80, η₂ = κ', 'tail_gradient_norm')):.1e} at b=80",
         ),
         _sigma_finding(rows),
         _rate_finding(pick(rows, label="all samples, η₂ = κ"), reached),
@@ -220,10 +216,8 @@ def findings(
             f"σ^{powers['with λ']:.2f}",
             holds_if(powers["with λ"] < 0.2),
             "σ² max |Ψ∘R - m| over the ball of radius 1/σ at a fixed point: the regularisation "
-            "½σ‖g‖‖y‖² alone "
-            f"contributes σ‖g‖/2. Without it the power is {powers['without λ']:.2f}: ask full "
-            "linearity of the model "
-            "without λ",
+            "½σ‖g‖‖y‖² alone contributes σ‖g‖/2. Without it the power is "
+            f"{powers['without λ']:.2f}: ask full linearity of the model without λ",
         ),
         Finding(
             "global: any η₁ in (0, 1) and γ > 1 will do",
@@ -248,8 +242,8 @@ def _theorem_finding(chosen: list[Row]) -> Finding:
         f"{last:.1e} after {length} iterations",
         holds_if(steady and last < 1e-2),
         f"worst of {len(chosen)} runs, with all samples and with growing batches, η₂ = max(κ_fim, "
-        "16κ_ef/(1 - η₁)); "
-        f"over the last four tenths a factor of {min(falls):.3f} to {max(falls):.3f} per iteration",
+        f"16κ_ef/(1 - η₁)); over the last four tenths a factor of {min(falls):.3f} to "
+        f"{max(falls):.3f} per iteration",
     )
 
 
@@ -273,8 +267,8 @@ def _sigma_finding(rows: list[Row]) -> Finding:
         f"σ = {large:.1e}, last half of Σ {late:.0e} of it",
         holds_if(large > 1e2 and late < 1e-2),
         f"all samples, {THEOREM}, final σ as median of the seeds, σ₀ = 1. With a tiny η₂, which it "
-        "does not cover, "
-        f"steps are accepted, σ falls to {tiny:.0e} and convergence is faster all the same",
+        f"does not cover, steps are accepted, σ falls to {tiny:.0e} and convergence is faster all "
+        "the same",
     )
 
 
@@ -288,8 +282,7 @@ def _rate_finding(chosen: list[Row], fast: float) -> Finding:
         f"λ_k/η₂ in {min(lambdas):.2g} to {max(lambdas):.2g}, rate {rate:.3f}",
         holds_if(min(lambdas) > 1 / 16 and max(lambdas) < 16 and 0.3 < rate < 1),
         "per iteration, all samples; every step is then damped by about the largest eigenvalue of "
-        "F. With η₂ tiny the "
-        f"run reaches 1e-6 in {fast:.0f} iterations",
+        f"F. With η₂ tiny the run reaches 1e-6 in {fast:.0f} iterations",
     )
 
 
@@ -300,16 +293,12 @@ def part(settings: Settings) -> Part:
     sigmas, constants = model_errors(problem, start)
     sentence = (
         "The gradient norm goes to zero with all samples and with growing batches, and stops at a "
-        "floor with batches "
-        "of fixed size, where no step shows its fall on a second batch and σ grows: accuracy that "
-        "grows is needed, as "
-        "the theorem says. Its constants are those of a "
+        "floor with batches of fixed size, where no step shows its fall on a second batch and σ "
+        "grows: accuracy that grows is needed, as the theorem says. Its constants are those of a "
         "proof: with the η₂ that it wants every step is damped by more than the largest eigenvalue "
-        "of F, and the rate "
-        "is linear and slow; with a tiny η₂, outside the theorem, σ falls instead of growing and "
-        "convergence is "
-        "superlinear. As printed the hypothesis of a fully linear m_k contradicts its own "
-        "regularisation term."
+        "of F, and the rate is linear and slow; with a tiny η₂, outside the theorem, σ falls "
+        "instead of growing and convergence is superlinear. As printed the hypothesis of a fully "
+        "linear m_k contradicts its own regularisation term."
     )
     found = findings(rows, sigmas, constants)
     picture = draw_global(rows, sigmas, constants)

@@ -170,8 +170,7 @@ def findings(rows: list[Row]) -> list[Finding]:
             0.0,
             math.sqrt(min(each("batch", "radial_hooks"))),
             "radial part over the length, the least seed. Their sum is the exact batch gradient "
-            "(to "
-            f"{max(each('batch', 'sum_difference')):.0e}), one by one they are not",
+            f"(to {max(each('batch', 'sum_difference')):.0e}), one by one they are not",
         ),
         zero(
             "batch norm: RFIM = FIM, exact",
@@ -190,16 +189,15 @@ def findings(rows: list[Row]) -> list[Finding]:
             "Ψ(2w) = Ψ(w)",
             max(each("variance", "scaled")),
             "relative change of the loss when one row is doubled; dividing by the standard "
-            "deviation it is "
-            f"{max(each('batch', 'scaled')):.0e}",
+            f"deviation it is {max(each('batch', 'scaled')):.0e}",
         ),
         zero(
             "batch norm: Ψ(cw) = Ψ(w) for all c ≠ 0",
             "Ψ(-w) = Ψ(w)",
             max(each("batch", "negated")),
             "relative change of the loss: the sign is no invariance of ReLU after batch norm, so "
-            "rows live on spheres, "
-            "not on Gr(1, n); for c > 0 it is one, which is what the identity needs",
+            "rows live on spheres, not on Gr(1, n); for c > 0 it is one, which is what the "
+            "identity needs",
         ),
         zero(
             "layer norm: <∇W, W> = 0 for the whole weight, not by rows",
@@ -216,12 +214,10 @@ def part(settings: Settings) -> Part:
     rows = measure(settings)
     sentence = (
         "With batch statistics differentiated through, every sample's gradient is tangent to "
-        "rounding and RFIM = FIM. "
-        "The rows that hooks collect in train mode are not: only their sum is right, so what K-FAC "
-        "codes compute is "
-        "another matrix with a radial part. The invariance needs the standard deviation where the "
-        "text prints the "
-        "variance, and holds for c > 0 only."
+        "rounding and RFIM = FIM. The rows that hooks collect in train mode are not: only their "
+        "sum is right, so what K-FAC codes compute is another matrix with a radial part. The "
+        "invariance needs the standard deviation where the text prints the variance, and holds for "
+        "c > 0 only."
     )
     return Part(
         "invariance", "Normalised rows", sentence, findings(rows), rows, draw_invariance(rows)

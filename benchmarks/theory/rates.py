@@ -160,8 +160,7 @@ def findings(rows: list[Row], orders: list[Row]) -> list[Finding]:
                 round(worst, 4),
                 holds_if(worst <= 1 - step / 2),
                 f"worst factor over all iterations and {len(chosen)} draws (ReLU and tanh), m = "
-                f"{wide}{last}; at m = "
-                f"{narrow} {share:.0%} of the draws keep the bound",
+                f"{wide}{last}; at m = {narrow} {share:.0%} of the draws keep the bound",
             )
         )
     return found + _order_findings(orders)
@@ -190,8 +189,7 @@ def _order_findings(orders: list[Row]) -> list[Finding]:
             f"r^{smooth:.2f}",
             holds_if(abs(smooth - 2) < 0.1),
             f"what one step leaves of a distance r, tanh, m = {widths[-1]}; in the width it falls "
-            "like "
-            f"m^{in_width('tanh'):.2f} (m^-1 by counting)",
+            f"like m^{in_width('tanh'):.2f} (m^-1 by counting)",
         ),
         Finding(
             "local rate: J is Lipschitz",
@@ -199,8 +197,7 @@ def _order_findings(orders: list[Row]) -> list[Finding]:
             f"tanh r^{power('tanh', 'change'):.2f}, ReLU r^{jump:.2f}",
             "partly" if jump < 0.8 else "holds",
             f"over one step, m = {widths[-1]}; ReLU while more than 30 of {widths[-1] * SAMPLES} "
-            "signs change: part "
-            "(b) does not cover the paper's own network (r^0.5 by counting)",
+            "signs change: part (b) does not cover the paper's own network (r^0.5 by counting)",
         ),
         Finding(
             "local rate: quadratic for t = 1, ReLU",
@@ -208,9 +205,8 @@ def _order_findings(orders: list[Row]) -> list[Finding]:
             f"r^{power('relu', 'left', 30):.2f}, m^{relu:.2f}",
             "partly" if relu > -0.75 else "holds",
             f"the power of r for m = {widths[-1]} while many units turn over, root mean square "
-            "over draws; "
-            "superlinear, though J jumps, with a constant that falls more slowly in the width "
-            "(m^-0.5 by counting)",
+            "over draws; superlinear, though J jumps, with a constant that falls more slowly in "
+            "the width (m^-0.5 by counting)",
         ),
     ]
 
@@ -221,14 +217,11 @@ def part(settings: Settings) -> Part:
     orders = measure_order(settings)
     sentence = (
         "On wide networks every step contracts by less than 1 - t/2, and after the first steps by "
-        "1 - t, twice as fast "
-        "as the theorem says; narrow networks break the bound at the start. With t = 1 a smooth "
-        "activation converges "
-        "quadratically. ReLU breaks the Lipschitz condition of part (b), for the very network of "
-        "the paper: while a "
-        "step turns units over it leaves far more, though still superlinearly, and it is quadratic "
-        "again once a step "
-        "is too short to turn over any."
+        "1 - t, twice as fast as the theorem says; narrow networks break the bound at the start. "
+        "With t = 1 a smooth activation converges quadratically. ReLU breaks the Lipschitz "
+        "condition of part (b), for the very network of the paper: while a step turns units over "
+        "it leaves far more, though still superlinearly, and it is quadratic again once a step is "
+        "too short to turn over any."
     )
     found = findings(rows, orders)
     picture = draw_rates(rows, orders)

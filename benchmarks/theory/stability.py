@@ -287,8 +287,8 @@ def _bound_findings(rows: list[Row], c: Constants) -> list[Finding]:
             round(over, 3),
             holds_if(over <= 1),
             "largest measured norm over the bound, with L² for L: a Lipschitz constant enters "
-            "squared (here L = "
-            f"{c.l_constant:.1f}); ReLU, all draws, k the least that fits each draw",
+            f"squared (here L = {c.l_constant:.1f}); ReLU, all draws, k the least that fits each "
+            "draw",
         ),
         Finding(
             "theorem: width that suffices for the assumption",
@@ -296,8 +296,8 @@ def _bound_findings(rows: list[Row], c: Constants) -> list[Finding]:
             f"{seen:.0e} (extrapolated from the adversary)",
             holds_if(seen <= needed),
             f"N = {SAMPLES}, n = {DIM}, σ₀ = {at_wide[0]['sigma0']:.2f}, targets of order one: "
-            "both are out of reach "
-            "of any machine; safe, and no explanation of networks of ordinary width",
+            "both are out of reach of any machine; safe, and no explanation of networks of "
+            "ordinary width",
         ),
         Finding(
             "assumption: ‖ΔJ‖ ≤ σ₀/6 on the whole ball, ReLU, targets of order one",
@@ -306,8 +306,7 @@ def _bound_findings(rows: list[Row], c: Constants) -> list[Finding]:
             f"{drawn['path']:.0%} (path)",
             holds_if(drawn["adversary"] > 0.9, "partly"),
             f"share of draws at m = {wide}; true in the limit only. The condition is far from "
-            "necessary: RNGD "
-            f"converges on {converged:.0%} of these draws",
+            f"necessary: RNGD converges on {converged:.0%} of these draws",
         ),
         Finding(
             f"assumption: the same for near targets, ‖u⁰ - y‖ = {NEAR:g}",
@@ -316,8 +315,7 @@ def _bound_findings(rows: list[Row], c: Constants) -> list[Finding]:
             f"{shares['path']:.0%} (path)",
             holds_if(shares["adversary"] > 0.9, "partly"),
             f"share of draws at m = {wide}; nine of ten draws from m = {first['random']} (random), "
-            f"{first['path']} "
-            "(path)",
+            f"{first['path']} (path)",
         ),
     ]
 
@@ -383,12 +381,10 @@ def part(settings: Settings) -> Part:
     c = constants(x)
     sentence = (
         "The Jacobian of a ReLU network moves like m^{-1/6} at the worst point of a ball, so the "
-        "exponent of the lemma "
-        "is sharp; like m^{-1/4} at a random point and along RNGD; like m^{-1/2} with a smooth "
-        "activation. The "
-        "condition ‖ΔJ‖ ≤ σ₀/6 itself asks for widths that nobody can build when it has to hold on "
-        "the whole ball; "
-        "along the path of RNGD it holds at moderate widths if the targets are near."
+        "exponent of the lemma is sharp; like m^{-1/4} at a random point and along RNGD; like "
+        "m^{-1/2} with a smooth activation. The condition ‖ΔJ‖ ≤ σ₀/6 itself asks for widths that "
+        "nobody can build when it has to hold on the whole ball; along the path of RNGD it holds "
+        "at moderate widths if the targets are near."
     )
     found = findings(rows, c) + _cap_findings(caps)
     table = [{"quantity": "Jacobian", **r} for r in rows] + [{"quantity": "cap", **r} for r in caps]

@@ -171,11 +171,9 @@ def findings(rows: list[Row]) -> list[Finding]:
             beaten,
             holds_if(beaten == 1.0, "partly"),
             f"share of {small[0]['directions']} directions per scene that decrease the loss less, "
-            "the worst scene at "
-            f"ε={min(RADII):g}; the best random one reaches {best:.4f} of the natural decrease, "
-            "the Riemannian gradient "
-            f"{fmean(r['gradient'] for r in small):.3f} on average, the numerical optimum "
-            f"{max(r['optimum'] for r in small):.4f}",
+            f"the worst scene at ε={min(RADII):g}; the best random one reaches {best:.4f} of the "
+            f"natural decrease, the Riemannian gradient {fmean(r['gradient'] for r in small):.3f} "
+            f"on average, the numerical optimum {max(r['optimum'] for r in small):.4f}",
         )
     )
     return found
@@ -187,12 +185,10 @@ def part(settings: Settings) -> Part:
     scenes = measure(settings)
     sentence = (
         "For every likelihood, manifold and retraction KL departs from ½t²<d, F d> by a term of "
-        "order t³, and at equal "
-        "small KL no direction decreases the loss more than the natural one. The hypothesis of a "
-        "second-order "
-        "retraction is not needed for that: QR and Cayley on Stiefel show the same slope 3. It is "
-        "needed where the "
-        "gradient does not vanish, for the second-order model of the loss itself."
+        "order t³, and at equal small KL no direction decreases the loss more than the natural "
+        "one. The hypothesis of a second-order retraction is not needed for that: QR and Cayley on "
+        "Stiefel show the same slope 3. It is needed where the gradient does not vanish, for the "
+        "second-order model of the loss itself."
     )
     table = [
         {"section": name, **r}

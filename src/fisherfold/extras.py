@@ -16,7 +16,7 @@ def need(package: str) -> None:
     """
     if find_spec(package) is None:
         raise ModuleNotFoundError(
-            f"{package} is needed here and is not installed: "
-            f"pip install 'fisherfold[{EXTRAS[package]}]'",
+            f"{package} is needed here and is not installed: pip install "
+            f"'fisherfold[{EXTRAS[package]}]'",
             name=package,
         )

@@ -56,8 +56,8 @@ def check_polars() -> None:
     if _polars_lost:
         raise RuntimeError(
             "tables cannot be read or written in a process that was forked after polars had "
-            "started its threads: "
-            "do it before the fork, or start processes with spawn or forkserver"
+            "started its threads: do it before the fork, or start processes with spawn or "
+            "forkserver"
         )
 
 

@@ -191,8 +191,7 @@ def judge(found: Cells) -> tuple[Verdict, list[str]]:
         where = "above" if gap > margin else "below" if gap < -margin else "within noise of"
         sentences.append(
             f"{task}: MKFAC {mine.median:.2f} is {where} the best of {len(rivals)} rivals, "
-            f"{LABELS[name]} "
-            f"{top.median:.2f}; the paper has {mine.paper:.2f} and {top.paper:.2f}."
+            f"{LABELS[name]} {top.median:.2f}; the paper has {mine.paper:.2f} and {top.paper:.2f}."
         )
     if not wins:
         return "not run", sentences
@@ -227,10 +226,9 @@ def margins(found: Cells) -> list[str]:
         name: spread_of(found, name.lower().replace("-", "")) for name in ("CIFAR-10", "CIFAR-100")
     }
     return [
-        f"{name}: standard deviation over seeds {spread.deviation:.2f}"
-        f" ({spread.freedom} degrees of freedom); single runs closer than "
-        f"{spread.margin(1, 1):.2f} and medians of five closer than {spread.margin(5, 5):.2f} do "
-        "not differ."
+        f"{name}: standard deviation over seeds {spread.deviation:.2f} ({spread.freedom} degrees "
+        f"of freedom); single runs closer than {spread.margin(1, 1):.2f} and medians of five "
+        f"closer than {spread.margin(5, 5):.2f} do not differ."
         for name, spread in spreads.items()
     ]
 

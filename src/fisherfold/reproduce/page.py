@@ -24,8 +24,7 @@ Verdict = Literal["holds", "holds partly", "does not hold", "not run", "data not
 TITLE = "Riemannian natural gradient methods, reproduced"
 LEAD = (
     "Each experiment and theorem of the paper run again: its claim, our figures over several "
-    "seeds, and a verdict that "
-    "is computed from the recorded numbers."
+    "seeds, and a verdict that is computed from the recorded numbers."
 )
 # colour alone never carries a verdict: the words stand beside it
 _CLASSES = {"holds": "good", "holds partly": "fair", "does not hold": "bad"}

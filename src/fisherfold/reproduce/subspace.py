@@ -31,8 +31,8 @@ METRICS = {
     "train_nmse": "training NMSE",
 }
 STAND_IN = (
-    "Not the paper's data: its training file sarcos_inv.mat (44,484 rows) is not at hand, "
-    "7 tasks of 2,000 rows drawn from SARCOS stand in."
+    "Not the paper's data: its training file sarcos_inv.mat (44,484 rows) is not at hand, 7 tasks "
+    "of 2,000 rows drawn from SARCOS stand in."
 )
 
 

@@ -24,24 +24,19 @@ LEVEL = 0.02
 NEAR = 1.05
 RULES = (
     "RNGD is the paper's natural gradient; RSGD and RSVRG are stochastic gradients, without and "
-    "with variance "
-    "reduction; RCG is a conjugate gradient. Methods marked as ours take no part in verdicts.",
+    "with variance reduction; RCG is a conjugate gradient. Methods marked as ours take no part in "
+    "verdicts.",
     "A refit fits the coefficients to the held-out data, as the released code does. MSE is the "
-    "mean squared error, NMSE"
-    " the squared error over the variance. #grad/N counts sample gradients over the number of "
-    "samples N.",
+    "mean squared error, NMSE the squared error over the variance. #grad/N counts sample gradients "
+    "over the number of samples N.",
     "Lowest: the final error of RNGD against the best other method, seed by seed: ahead if it is "
-    "lower on at least "
-    f"{MAJORITY:.0%} of the seeds, level if it is lower or within {LEVEL:.0%} on as many, else "
-    "behind. Fastest: the "
-    f"same for the #grad/N at which the error first comes within {NEAR - 1:.0%} of the lowest that "
-    "any method ends at.",
+    f"lower on at least {MAJORITY:.0%} of the seeds, level if it is lower or within {LEVEL:.0%} on "
+    "as many, else behind. Fastest: the same for the #grad/N at which the error first comes within "
+    f"{NEAR - 1:.0%} of the lowest that any method ends at.",
     "The paper charges RNGD two gradients per sample where it evaluates three. A claim holds if "
-    "RNGD is ahead in every "
-    "error in both counts; it does not hold if in the paper's count it is ahead in none and behind "
-    "in one; else it "
-    "holds partly. A part of the theory holds if all its findings do, and does not hold if all "
-    "fail.",
+    "RNGD is ahead in every error in both counts; it does not hold if in the paper's count it is "
+    "ahead in none and behind in one; else it holds partly. A part of the theory holds if all its "
+    "findings do, and does not hold if all fail.",
 )
 
 
@@ -88,8 +83,7 @@ class Comparison:
             return f"{label}: {method} ends lowest on {seeds} ({medians}): {self.outcome}."
         return (
             f"{label}: {method} is the first within 5 % of the lowest on {seeds} (median "
-            f"{_count(own)}, best other: "
-            f"{_count(other)}): {self.outcome}."
+            f"{_count(own)}, best other: {_count(other)}): {self.outcome}."
         )
 
 
