@@ -1,7 +1,8 @@
 """Find a data set: in the data folder, in the user's cache, or at its official address.
 
-A download shows the terms first, goes to the cache of the user through pooch, is decoded from the official format,
-compared with the checksums of the record, and only then written, atomically, as one packed file.
+A download shows the terms first, goes to the cache of the user through pooch, is decoded from the
+official format, compared with the checksums of the record, and only then written, atomically, as
+one packed file.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def fetch(
         The folder that holds it.
 
     Raises:
-        FileNotFoundError: if the set has no official address to download from, or ``source`` does not exist.
+        FileNotFoundError: if the set has no official address to download from, or ``source`` does
+            not exist.
     """
     entry = record(name)
     if source is None and (found := where(name)) is not None:
@@ -52,7 +54,8 @@ def fetch(
     if source is not None and not Path(source).is_file():
         raise FileNotFoundError(f"there is no file {source}")
     say(f"{entry.title}. Terms: {entry.licence} Cite: {entry.citation}")
-    # a download is not kept: one that turned out to be a page of a proxy would be read again and again
+    # a download is not kept: one that turned out to be a page of a proxy would be read again and
+    # again
     with tempfile.TemporaryDirectory(prefix="fisherfold-") as passing, track(f"fetching {name}"):
         official = Path(source) if source is not None else _download(entry, Path(passing))
         say(f"reading {official.name}")
@@ -72,7 +75,8 @@ def _download(entry: DatasetRecord, folder: Path) -> Path:
     import pooch
 
     pooch.get_logger().setLevel("WARNING")
-    # the decoded arrays are what is compared with a checksum, so that another packing of the same data passes
+    # the decoded arrays are what is compared with a checksum, so that another packing of the same
+    # data passes
     try:
         return Path(
             pooch.retrieve(entry.url, known_hash=None, path=folder, fname=Path(entry.url).name)

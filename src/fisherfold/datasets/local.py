@@ -27,7 +27,10 @@ _SET_IT = (
 
 
 def data_folder(folder: Folder = None) -> Path:
-    """Give the folder of the packed data files, which must exist: the one given, else ``FISHERFOLD_DATA``."""
+    """Give the folder of the packed data files, which must exist.
+
+    The one given, else ``FISHERFOLD_DATA``.
+    """
     seen = os.environ.get("FISHERFOLD_DATA", "") if folder is None else os.fspath(folder)
     if not seen:
         raise FileNotFoundError(
@@ -44,7 +47,10 @@ def data_folder(folder: Folder = None) -> Path:
 
 
 def cache_folder() -> Path:
-    """Give the folder for fetched data: ``FISHERFOLD_CACHE``, or the user's cache of the operating system."""
+    """Give the folder for fetched data.
+
+    ``FISHERFOLD_CACHE``, or the user's cache of the operating system.
+    """
     if given := os.environ.get("FISHERFOLD_CACHE"):
         return Path(given)
     import platformdirs
@@ -68,8 +74,8 @@ def load(name: str, *, folder: Folder = None, checked: bool = False) -> Dataset:
         checked: compare shapes and checksums with those of the record.
 
     Returns:
-        ``Ratings`` for jester and movielens, ``Tasks`` for school, sarcos_7x2000, letter and mhc, ``Table`` for
-        sarcos_test.
+        ``Ratings`` for jester and movielens, ``Tasks`` for school, sarcos_7x2000, letter and mhc,
+        ``Table`` for sarcos_test.
 
     Example:
         >>> load("shcool")
@@ -85,12 +91,18 @@ def load(name: str, *, folder: Folder = None, checked: bool = False) -> Dataset:
 
 
 def load_tasks(name: str, *, folder: Folder = None) -> Tasks:
-    """Read a multi-task data set: school, sarcos_7x2000, letter or mhc. Arguments as in ``load``."""
+    """Read a multi-task data set.
+
+    School, sarcos_7x2000, letter or mhc. Arguments as in ``load``.
+    """
     return _of_kind(load(name, folder=folder), name, Tasks)
 
 
 def load_ratings(name: str, *, folder: Folder = None) -> Ratings:
-    """Read a data set of ratings: jester1, movielens1m or movielens100k. Arguments as in ``load``."""
+    """Read a data set of ratings.
+
+    Jester1, movielens1m or movielens100k. Arguments as in ``load``.
+    """
     return _of_kind(load(name, folder=folder), name, Ratings)
 
 
@@ -101,7 +113,10 @@ def _of_kind(data: Dataset, name: str, kind: type[Kind]) -> Kind:
 
 
 def stack_outputs(table: Table) -> tuple[Array, Array, Array]:
-    """Make one task of each of several outputs over shared inputs: X, y and task, inputs repeated for every task."""
+    """Make one task of each of several outputs over shared inputs.
+
+    X, y and task, inputs repeated for every task.
+    """
     outputs = table.Y.shape[1]
     task = np.repeat(np.arange(outputs, dtype=np.int32), len(table.X))
     return np.tile(table.X, (outputs, 1)), table.Y.T.reshape(-1).copy(), task
@@ -132,7 +147,10 @@ def check_arrays(entry: DatasetRecord, arrays: Mapping[str, Array]) -> None:
 
 
 def where(name: str) -> Path | None:
-    """Find the folder that holds a data set: the data folder, else the cache; None if it is in neither."""
+    """Find the folder that holds a data set.
+
+    The data folder, else the cache; None if it is in neither.
+    """
     given = os.environ.get("FISHERFOLD_DATA")
     folders = [*([Path(given)] if given else []), cache_folder()]
     return next((folder for folder in folders if (folder / record(name).file).is_file()), None)
@@ -149,8 +167,8 @@ def _find(entry: DatasetRecord, folder: Folder) -> Path:
     if folder is None and not os.environ.get("FISHERFOLD_DATA"):
         raise FileNotFoundError(f"{entry.name} is not in the cache: {advice}, or {_SET_IT}")
     raise FileNotFoundError(
-        f"{entry.name}: there is no file {entry.file} in {data_folder(folder)} (the data folder, FISHERFOLD_DATA); "
-        f"the data set comes from {entry.source}, {advice}. {entry.licence}"
+        f"{entry.name}: there is no file {entry.file} in {data_folder(folder)} (the data folder, "
+        f"FISHERFOLD_DATA); the data set comes from {entry.source}, {advice}. {entry.licence}"
     )
 
 

@@ -1,7 +1,8 @@
-"""Readers of the official files, as their owners distribute them, into the arrays that the records describe.
+"""Readers of the official files, into the arrays that the records describe.
 
-Archives are read in memory: nothing is unpacked to the disk, so that no name inside one can point elsewhere. The sum of
-what an archive claims to hold is bounded before anything is read, and no file of it can give more than it claims.
+Archives are read in memory: nothing is unpacked to the disk, so that no name inside one can point
+elsewhere. The sum of what an archive claims to hold is bounded before anything is read, and no file
+of it can give more than it claims.
 """
 
 from __future__ import annotations
@@ -118,7 +119,8 @@ def _members(path: Path, names: list[str]) -> list[bytes]:
         infos = archive.infolist()
         if sum(info.file_size for info in infos) > ARCHIVE_LIMIT:
             raise ValueError(
-                f"{path.name} claims more than {ARCHIVE_LIMIT / 2**20:.0f} MiB, which no official file has"
+                f"{path.name} claims more than {ARCHIVE_LIMIT / 2**20:.0f} MiB, which no official "
+                "file has"
             )
         found = {
             Path(i.filename).name: archive.read(i) for i in infos if Path(i.filename).name in names

@@ -1,7 +1,9 @@
-"""What is known of each data set: its source, terms, citation and a checksum per array, from ``records.json``.
+"""What is known of each data set.
 
-A checksum is the sha256 of the C-ordered bytes of the decoded array with the dtype shown, so that another packing of
-the same data passes too.
+Its source, terms, citation and a checksum per array, from ``records.json``.
+
+A checksum is the sha256 of the C-ordered bytes of the decoded array with the dtype shown, so that
+another packing of the same data passes too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Several processes, one fit: who holds which samples, how partial sums are joined, and who is missing."""
+"""Several processes, one fit.
+
+Who holds which samples, how partial sums are joined, and who is missing.
+"""
 
 from fisherfold.distributed.axis import Axis, balanced_cuts
 from fisherfold.distributed.group import ALONE, Content, Group, RankLost, current_group

@@ -2,8 +2,8 @@
 
     Σ over all members = Σ over ranks of Σ over the members of a rank
 
-A table with one row per member holds the rows of this process only. A side that is not shared out (``group`` is
-``ALONE``) is here as a whole, and its sums need nothing from others.
+A table with one row per member holds the rows of this process only. A side that is not shared out
+(``group`` is ``ALONE``) is here as a whole, and its sums need nothing from others.
 """
 
 from __future__ import annotations
@@ -85,21 +85,23 @@ class Axis:
     def check_same(self, x: Tensor) -> None:
         """Look whether a replicated tensor has the same bits on every process.
 
-        Hosts of different kinds may round differently; a difference would let the processes decide differently and
-        wait for each other for ever.
+        Hosts of different kinds may round differently; a difference would let the processes decide
+        differently and wait for each other for ever.
 
         Raises RuntimeError if it is not.
         """
         if not self.is_shared:
             return
-        # a copy: a table of one column counts as contiguous whatever its last stride, and is refused by the view
+        # a copy: a table of one column counts as contiguous whatever its last stride, and is
+        # refused by the view
         plain = x.detach().clone(memory_format=torch.contiguous_format)
         whole = plain.view(torch.int32).sum(dtype=torch.int64)
         extremes = self.group.largest(torch.stack([whole, -whole]))
         if int(extremes[0]) != -int(extremes[1]):
             raise RuntimeError(
-                "the processes have left the lock step: the iterate differs in its bits between ranks; run them on "
-                "hosts of one kind, with one build of torch and one number of threads"
+                "the processes have left the lock step: the iterate differs in its bits between "
+                "ranks; run them on hosts of one kind, with one build of torch and one number of "
+                "threads"
             )
 
     def randn(self, width: int, generator: torch.Generator) -> Tensor:
@@ -115,15 +117,17 @@ class Axis:
     def orthonormal(self, x: Tensor) -> Tensor:
         """An orthonormal basis of the columns of a table, by QR.
 
-        The whole table is brought together for it, as it is small beside the ratings, so that signs are those of one
-        process.
+        The whole table is brought together for it, as it is small beside the ratings, so that signs
+        are those of one process.
         """
         basis: Tensor = torch.linalg.qr(self.gather(x)).Q
         return self.part(basis).contiguous()
 
 
 def balanced_cuts(counts: npt.NDArray[np.int64] | Sequence[int], parts: int) -> list[int]:
-    """Cut a row of members into runs with about the same sum of counts; where each starts, and the end.
+    """Cut a row of members into runs with about the same sum of counts.
+
+    Where each starts, and the end.
 
     >>> balanced_cuts([5, 1, 1, 1, 2], 2)
     [0, 1, 5]

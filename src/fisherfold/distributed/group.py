@@ -1,10 +1,11 @@
-"""The processes that share one fit, as the few collective operations that the rest of the library needs.
+"""The processes that share one fit, as the few collective operations needed here.
 
     sum over ranks of x_r, the same bits on every rank
 
-Solvers and problems never see ``torch.distributed``: they add up through a group, and a group of one (``ALONE``) hands
-back what it is given. Where a process is waited for longer than 10 seconds, one line on standard error names it; where
-one has ended, or does not answer before the timeout, the others raise ``RankLost``.
+Solvers and problems never see ``torch.distributed``: they add up through a group, and a group of
+one (``ALONE``) hands back what it is given. Where a process is waited for longer than 10 seconds,
+one line on standard error names it; where one has ended, or does not answer before the timeout, the
+others raise ``RankLost``.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class Group:
         rank: the number of this one.
 
     Raises:
-        ValueError: if the group can carry nothing but tensors of GPUs, or does not have this process.
+        ValueError: if the group can carry nothing but tensors of GPUs, or does not have this
+            process.
     """
 
     def __init__(self, process_group: Any = None) -> None:
@@ -65,14 +67,17 @@ class Group:
         self.rank: int = distributed.get_rank(process_group)
         if self.rank < 0:
             raise ValueError(
-                "this process is not a member of the process_group: only its members can share the fit"
+                "this process is not a member of the process_group: only its members can share the "
+                "fit"
             )
         if distributed.get_backend(process_group) == "nccl":
             raise ValueError(
-                "the group has the backend nccl alone, which carries no tensors of a CPU: start torch.distributed with "
-                "gloo, or with 'cpu:gloo,cuda:nccl' where GPUs talk to each other too"
+                "the group has the backend nccl alone, which carries no tensors of a CPU: start "
+                "torch.distributed with gloo, or with 'cpu:gloo,cuda:nccl' where GPUs talk to each "
+                "other too"
             )
-        self._calls, self._since = 0, math.inf
+        self._calls = 0
+        self._since = math.inf
         self._store: Any = None
         if process_group is None and self.size > 1:
             with contextlib.suppress(Exception):  # private to torch; without it nobody is named
@@ -131,7 +136,8 @@ class Group:
     def exchange(self, rows: Tensor, counts: Sequence[int]) -> list[Tensor]:
         """Send each process its rows of a table.
 
-        ``rows``: a table whose first ``counts[0]`` rows go to rank 0, the next ``counts[1]`` to rank 1, and so on.
+        ``rows``: a table whose first ``counts[0]`` rows go to rank 0, the next ``counts[1]`` to
+        rank 1, and so on.
         """
         if self.size == 1:
             return [rows]
@@ -181,9 +187,12 @@ class Group:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Run a block in which one process may find a fault of the user's making; then all of them raise its sentence.
+        """Run a block in which one process may find a fault of the user's making.
 
-        Without this the others would wait for the one that has left. The block must not call collective operations.
+        Then all of them raise its sentence.
+
+        Without this the others would wait for the one that has left. The block must not call
+        collective operations.
         """
         fault: Exception | None = None
         try:
@@ -206,7 +215,8 @@ class Group:
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
         """Note since when this process waits; name who is lost."""
-        self._calls, self._since = self._calls + 1, time.monotonic()
+        self._calls = self._calls + 1
+        self._since = time.monotonic()
         try:
             yield
         except RuntimeError as error:
@@ -233,18 +243,22 @@ class Group:
             lost = self._absent(self._calls)
         who = ", ".join(f"rank {rank}" for rank in lost) or "another rank"
         return RankLost(
-            f"{who} has ended or does not answer; rank {self.rank} stops. The report of torchrun says how each rank "
-            "ended; a fit with a checkpoint goes on from there when it is started again. "
-            f"torch.distributed: {str(error).splitlines()[0][:200]}",
+            f"{who} has ended or does not answer; rank {self.rank} stops. The report of torchrun "
+            "says how each rank ended; a fit with a checkpoint goes on from there when it is "
+            f"started again. torch.distributed: {str(error).splitlines()[0][:200]}",
             lost,
         )
 
 
 def _watch(watched: weakref.ref[Group]) -> None:
-    """Leave word where this process waits for longer than a second, and say so after ten; end with the group."""
+    """Leave word where this process waits for longer than a second, and say so after ten.
+
+    End with the group.
+    """
     come = said = 0
     while (group := watched()) is not None:
-        call, waited = group._calls, time.monotonic() - group._since
+        call = group._calls
+        waited = time.monotonic() - group._since
         if waited > 1 and call > come:
             come = call
             group._come(call)
@@ -270,7 +284,9 @@ class _Alone(Group):
     """A group of one: nothing is sent."""
 
     def __init__(self) -> None:
-        self._handle, self.size, self.rank = None, 1, 0
+        self._handle = None
+        self.size = 1
+        self.rank = 0
 
     def __reduce__(self) -> str:
         return "ALONE"
@@ -282,11 +298,12 @@ ALONE: Group = _Alone()
 def current_group(process_group: Any = None) -> Group:
     """The group of this process, which all its members must ask for together.
 
-    ``process_group``: a group of ``torch.distributed``; its default group if not given. Raises ValueError if
-    ``torch.distributed`` is not initialised.
+    ``process_group``: a group of ``torch.distributed``; its default group if not given. Raises
+    ValueError if ``torch.distributed`` is not initialised.
     """
     if not (distributed.is_available() and distributed.is_initialized()):
         raise ValueError(
-            "a distributed fit needs torch.distributed.init_process_group, and a start with torchrun"
+            "a distributed fit needs torch.distributed.init_process_group, and a start with "
+            "torchrun"
         )
     return Group(process_group)

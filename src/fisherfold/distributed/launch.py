@@ -21,13 +21,18 @@ _PLACE = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def under_torchrun() -> bool:
-    """Whether ``torchrun`` has started this process: it names a rank, a number of processes and where they meet."""
+    """Whether ``torchrun`` has started this process.
+
+    It names a rank, a number of processes and where they meet.
+    """
     return all(name in os.environ for name in _PLACE)
 
 
 @contextlib.contextmanager
 def joined(timeout: float = TIMEOUT) -> Iterator[Group]:
-    """Join all processes that ``torchrun`` has started: gloo, and NCCL for GPUs where each process has its own.
+    """Join all processes that ``torchrun`` has started.
+
+    Gloo, and NCCL for GPUs where each process has its own.
 
     Args:
         timeout: seconds that an operation waits for a process that does not answer.
@@ -50,7 +55,8 @@ def joined(timeout: float = TIMEOUT) -> Iterator[Group]:
     try:
         yield Group()
     except RankLost:
-        # the connections are broken already; tearing them down together would wait for the one that is gone
+        # the connections are broken already; tearing them down together would wait for the one that
+        # is gone
         raise
     except BaseException:
         distributed.destroy_process_group()
@@ -62,7 +68,10 @@ def joined(timeout: float = TIMEOUT) -> Iterator[Group]:
 def _meet(seconds: float) -> None:
     rank, world, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     place = f"rank {rank} of {world} has not met the others at {os.environ['MASTER_ADDR']}:{port}"
-    hint = "if this process is to work alone, take RANK and WORLD_SIZE, which it has inherited, out of its environment"
+    hint = (
+        "if this process is to work alone, take RANK and WORLD_SIZE, which it has inherited, out "
+        "of its environment"
+    )
     waiting = threading.Timer(
         _PATIENCE,
         lambda: print(
@@ -72,8 +81,8 @@ def _meet(seconds: float) -> None:
     waiting.daemon = True
     waiting.start()
     try:
-        # torchrun keeps its store over restarts; without a prefix of its own, a new start can read the addresses of
-        # processes that have ended, and fail to connect
+        # torchrun keeps its store over restarts; without a prefix of its own, a new start can read
+        # the addresses of processes that have ended, and fail to connect
         timeout = timedelta(seconds=seconds)
         hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         plain = TCPStore(
@@ -96,11 +105,9 @@ def _meet(seconds: float) -> None:
 
 
 def _backend() -> str:
-    """NCCL for tensors of GPUs if every process of this host has one, which becomes its current device."""
-    mine, here = (
-        int(os.environ.get("LOCAL_RANK", "0")),
-        int(os.environ.get("LOCAL_WORLD_SIZE", "0")),
-    )
+    """NCCL for tensors of GPUs if every process of this host has one, its current device."""
+    mine = int(os.environ.get("LOCAL_RANK", "0"))
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
     if not (0 < here <= torch.cuda.device_count() and distributed.is_nccl_available()):
         return "gloo"
     torch.cuda.set_device(mine)
