@@ -1,5 +1,6 @@
 """The fused step against its reference, on a GPU or in Triton's interpreter."""
 
+import copy
 import os
 
 import pytest
@@ -10,14 +11,17 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton", reason="needs Triton: pip install triton")
 
+import fisherfold
 from fisherfold.optim import spheres
 from fisherfold.optim.fused import FusedStep, OffSphere, OnSphere, has_dense_rows
 from fisherfold.optim.spectral import orthogonalise
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 LR = 0.05
 BETA = 0.9
-ADAMW = (1e-2, 0.1, 0.9, 0.99, 1e-8)
+ON = {"lr": LR, "momentum": BETA}
+OFF = {"lr": 1e-2, "weight_decay": 0.1, "betas": (0.9, 0.99), "eps": 1e-8}
 # shape, number of matrices, channels last
 WEIGHTS = {
     "tall": ((48, 3, 3, 3), 1, False),
@@ -36,7 +40,7 @@ def matrix(shape, splits, channels_last, name="w"):
     parameter = torch.nn.Parameter(weight)
     parameter.grad = 1e-1 * torch.randn(shape, device=DEVICE)
     momentum = torch.empty_like(weight).copy_(2e-1 * torch.randn(shape, device=DEVICE))
-    return OnSphere(parameter, parameter.detach(), momentum, splits, name)
+    return OnSphere(parameter, parameter.detach(), momentum, splits, name, ON)
 
 
 def vector(size, name="b"):
@@ -44,7 +48,9 @@ def vector(size, name="b"):
     parameter.grad = torch.randn(size, device=DEVICE)
     like = parameter.detach()
     step = torch.zeros((), device=DEVICE)
-    return OffSphere(parameter, like, torch.zeros_like(like), torch.zeros_like(like), step, name)
+    return OffSphere(
+        parameter, like, torch.zeros_like(like), torch.zeros_like(like), step, name, OFF
+    )
 
 
 def rows(t):
@@ -62,7 +68,7 @@ def test_a_step_is_that_of_the_reference(kind, iterations):
     u, share = spheres.momentum_(m, w, g, BETA, nesterov=True)
     direction = orthogonalise(u.reshape(splits, -1, u.shape[1]), iterations, gram=True)
     spheres.rotate_(w, direction.reshape(u.shape), LR * share)
-    FusedStep([item], [], iterations=iterations).step([(LR, BETA)], [])
+    FusedStep([item], [], iterations=iterations).step()
     torch.testing.assert_close(rows(item.momentum), m, rtol=1e-4, atol=1e-5)
     moved = rows(item.weight) - before
     assert (moved - (w - before)).norm() < 0.04 * (w - before).norm()
@@ -73,17 +79,16 @@ def test_adamw_is_that_of_torch():
     torch.manual_seed(0)
     items = [vector(10), vector(1100)]
     copies = [torch.nn.Parameter(item.weight.clone()) for item in items]
-    rate, decay, *betas, eps = ADAMW
-    theirs = torch.optim.AdamW(copies, rate, tuple(betas), eps, decay)
+    theirs = torch.optim.AdamW(copies, **OFF)
     ours = FusedStep([], items)
     for _ in range(3):
-        for copy, item in zip(copies, items, strict=True):
+        for own, item in zip(copies, items, strict=True):
             item.parameter.grad = torch.randn_like(item.weight)
-            copy.grad = item.parameter.grad.clone()
+            own.grad = item.parameter.grad.clone()
         theirs.step()
-        ours.step([], [ADAMW] * len(items))
-    for copy, item in zip(copies, items, strict=True):
-        torch.testing.assert_close(item.weight, copy.detach(), rtol=1e-4, atol=1e-5)
+        ours.step()
+    for own, item in zip(copies, items, strict=True):
+        torch.testing.assert_close(item.weight, own.detach(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("bad", ["matrix", "vector"])
@@ -91,21 +96,21 @@ def test_a_gradient_that_is_not_finite_moves_nothing_and_is_named_later(bad):
     torch.manual_seed(0)
     on, off = matrix((20, 12), 1, False, "hidden"), vector(10, "bias")
     step = FusedStep([on], [off])
-    step.step([(LR, BETA)], [ADAMW])
+    step.step()
     kept = on.weight.clone(), off.weight.clone()
     broken = (on if bad == "matrix" else off).parameter
     good = broken.grad.clone()
     broken.grad.view(-1)[3] = float("nan")
-    step.step([(LR, BETA)], [ADAMW])
+    step.step()
     broken.grad = good
-    step.step([(LR, BETA)], [ADAMW])
+    step.step()
     assert torch.equal(on.weight, kept[0])
     assert torch.equal(off.weight, kept[1])
     if DEVICE == "cuda":
         torch.cuda.synchronize()
     with pytest.raises(FloatingPointError, match="hidden" if bad == "matrix" else "bias"):
         step.check()
-    step.step([(LR, BETA)], [ADAMW])
+    step.step()
     assert not torch.equal(on.weight, kept[0])
     assert on.weight.isfinite().all()
 
@@ -114,11 +119,9 @@ def test_a_weight_without_gradient_stays():
     torch.manual_seed(0)
     items = [matrix((12, 20), 1, False), matrix((12, 20), 1, False)]
     step = FusedStep(items, [])
-    index = step.spheres.index(next(s for s in step.spheres if s is items[0]))
     items[0].parameter.grad = None
     kept = items[0].weight.clone(), items[0].momentum.clone()
-    step.step([(LR, BETA)] * 2, [])
-    assert index in (0, 1)
+    step.step()
     assert torch.equal(items[0].weight, kept[0])
     assert torch.equal(items[0].momentum, kept[1])
 
@@ -130,7 +133,7 @@ def test_dense_rows():
     assert not has_dense_rows(torch.zeros(4, 6).T)
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@gpu
 def test_a_replayed_step_follows_gradients_and_rates():
     torch.manual_seed(0)
     one, two = matrix((40, 70), 1, False), matrix((40, 70), 1, False)
@@ -141,8 +144,110 @@ def test_a_replayed_step_follows_gradients_and_rates():
         gradient = torch.randn(40, 70, device=DEVICE)
         one.parameter.grad = gradient.clone()
         two.parameter.grad = gradient.clone()
-        rate = 0.02 * (count + 1)
-        replayed.step([(rate, BETA)], [])
+        replayed.step(count + 1)
         eager._eager_steps = 0
-        eager.step([(rate, BETA)], [])
+        eager.step(count + 1)
         assert torch.equal(one.weight, two.weight)
+
+
+class Network(torch.nn.Module):
+    """A little of everything: convolutions of all groupings, norms, a gain, a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 16, 3, padding=1),
+            torch.nn.BatchNorm2d(16),
+            torch.nn.ReLU(),
+            torch.nn.Conv2d(16, 16, 3, padding=1, groups=16),
+            torch.nn.Conv2d(16, 32, 1, groups=2),
+            torch.nn.ReLU(),
+            torch.nn.AdaptiveAvgPool2d(1),
+            torch.nn.Flatten(),
+            torch.nn.Linear(32, 48),
+            torch.nn.ReLU(),
+            torch.nn.Linear(48, 5),
+        )
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def train(network, steps, dtype=torch.float32, **options):
+    torch.manual_seed(1)
+    x = torch.randn(64, 3, 8, 8, device=DEVICE, dtype=dtype)
+    y = torch.randint(5, (64,), device=DEVICE)
+    optimizer = fisherfold.SphereOptimizer(network, lr=0.02, **options)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(network(x).float(), y).backward()
+        optimizer.step()
+    return optimizer
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_an_optimizer_takes_the_steps_of_its_reference(monkeypatch, layout, dtype):
+    torch.manual_seed(0)
+    start = Network().to(DEVICE, dtype, memory_format=layout)
+    fused, reference = copy.deepcopy(start), copy.deepcopy(start)
+    ours = train(fused, 4, dtype, total_steps=6, average=True)
+    assert len(ours._fused) == 1
+    assert len(ours._fused[0].parameters) == len(list(fused.parameters()))
+    monkeypatch.setattr(fisherfold.SphereOptimizer, "_fuse", lambda self: [])
+    theirs = train(reference, 4, dtype, total_steps=6, average=True)
+    tolerance = 0.1 if dtype == torch.float32 else 0.3
+    for a, b, c in zip(fused.parameters(), reference.parameters(), start.parameters(), strict=True):
+        a, b, c = a.detach().double(), b.detach().double(), c.detach().double()
+        assert (a - b).norm() < tolerance * (b - c).norm() + 1e-6
+    mine, other = ours.state_dict()["state"], theirs.state_dict()["state"]
+    assert {k: {n: t.shape for n, t in v.items()} for k, v in mine.items()} == {
+        k: {n: t.shape for n, t in v.items()} for k, v in other.items()
+    }
+
+
+@gpu
+def test_a_state_goes_from_one_way_to_the_other(monkeypatch):
+    torch.manual_seed(0)
+    network = Network().to(DEVICE)
+    optimizer = train(network, 3)
+    saved = copy.deepcopy(optimizer.state_dict())
+    weights = copy.deepcopy(network.state_dict())
+    again = Network().to(DEVICE)
+    again.load_state_dict(weights)
+    other = fisherfold.SphereOptimizer(again, lr=0.02)
+    other.load_state_dict(saved)
+    for net, opt in ((network, optimizer), (again, other)):
+        x = torch.ones(8, 3, 8, 8, device=DEVICE)
+        opt.zero_grad()
+        net.eval()(x).square().mean().backward()
+        opt.step()
+    for a, b in zip(network.parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@gpu
+def test_a_step_may_be_captured_by_the_caller():
+    torch.manual_seed(0)
+    network = Network().to(DEVICE)
+    optimizer = train(network, 2)
+    x = torch.randn(64, 3, 8, 8, device=DEVICE)
+    y = torch.randint(5, (64,), device=DEVICE)
+    graph = torch.cuda.CUDAGraph()
+    optimizer.zero_grad()
+
+    def capture():
+        with torch.cuda.graph(graph):
+            loss = torch.nn.functional.cross_entropy(network(x), y)
+            loss.backward()
+            optimizer.step()
+        return loss
+
+    with pytest.warns(UserWarning, match="captured"):
+        loss = capture()
+    graph.replay()
+    first = float(loss)
+    for _ in range(40):
+        graph.replay()
+    assert float(loss) < 0.8 * first

@@ -11,7 +11,7 @@ looks at a copy of the flag without waiting for the device, so that ``check`` ra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +19,9 @@ import triton.language as tl
 from torch import Tensor
 
 from fisherfold.optim import kernels
+from fisherfold.optim.distributed import is_sharded
+from fisherfold.optim.layout import Entry, entries_of
+from fisherfold.optim.loading import follow_
 from fisherfold.optim.spectral import COEFFICIENTS
 from fisherfold.optim.spheres import MARGIN, MAX_ANGLE
 
@@ -36,17 +39,18 @@ TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: 
 
 
 class OnSphere(NamedTuple):
-    """A hidden matrix: its weight in float32, its momentum, its number of matrices and its name."""
+    """A hidden matrix: its weight in float32, its momentum, its number of matrices, name and group."""
 
     parameter: Tensor
     weight: Tensor
     momentum: Tensor
     splits: int
     name: str
+    group: Mapping[str, Any]
 
 
 class OffSphere(NamedTuple):
-    """A parameter that gets AdamW: its weight in float32, its state and its name."""
+    """A parameter that gets AdamW: its weight in float32, its state, name and group."""
 
     parameter: Tensor
     weight: Tensor
@@ -54,6 +58,7 @@ class OffSphere(NamedTuple):
     exp_avg_sq: Tensor
     step: Tensor
     name: str
+    group: Mapping[str, Any]
 
 
 def has_dense_rows(weight: Tensor) -> bool:
@@ -88,9 +93,11 @@ class FusedStep:
         self.others = sorted(others, key=lambda o: str(o.parameter.dtype))
         self.nesterov = nesterov
         self.iterations = iterations
-        items = [*self.spheres, *self.others]
+        items: list[OnSphere | OffSphere] = [*self.spheres, *self.others]
+        self._names = [item.name for item in items]
         self.device = items[0].parameter.device
-        self._places = [item.parameter.data_ptr() for item in items]
+        self.parameters = [item.parameter for item in items]
+        self._places = [p.data_ptr() for p in self.parameters]
         narrow = [item for item in items if item.weight.dtype != item.parameter.dtype]
         self._narrow = [item.parameter.detach() for item in narrow]
         self._masters = [item.weight for item in narrow]
@@ -110,8 +117,7 @@ class FusedStep:
 
     def is_current(self) -> bool:
         """Whether all parameters are still in the memory that the tables point to."""
-        items = [*self.spheres, *self.others]
-        return self._places == [item.parameter.data_ptr() for item in items]
+        return self._places == [p.data_ptr() for p in self.parameters]
 
     def check(self) -> None:
         """Raise if an earlier step had a gradient that was not finite; after that, steps move weights again.
@@ -126,22 +132,17 @@ class FusedStep:
         if found := int(self._seen):
             self._flag.zero_()
             self._seen.zero_()
-            name = [item.name for item in (*self.spheres, *self.others)][found - 1]
+            name = self._names[found - 1]
             raise FloatingPointError(
                 f"the gradient of {name} was not finite in an earlier step; parameters are as they were before it. "
                 "Lower the learning rate, clip gradients, or use torch.amp.GradScaler with float16"
             )
 
-    def step(
-        self,
-        on: Sequence[Sequence[float]],
-        off: Sequence[Sequence[float]],
-    ) -> None:
+    def step(self, factor: float = 1.0) -> None:
         """Perform a step: the first two launch by launch, later ones by replaying a graph of it.
 
         Args:
-            on: rate and momentum of every hidden matrix, in the order of ``spheres``.
-            off: rate, weight decay, β₁, β₂ and ε of every other parameter, in the order of ``others``.
+            factor: what the rates of all groups are multiplied by.
 
         Raises:
             RuntimeError: if the step is captured in a graph of the caller's before it has run once.
@@ -152,7 +153,7 @@ class FusedStep:
                 "the first step cannot be captured in a CUDA graph, since kernels are compiled in it: take one step "
                 "before the capture"
             )
-        self._write_tables(on, off)
+        self._write_tables(factor)
         if capturing or self.device.type != "cuda" or self._eager_steps < 2:
             self._launch()
             self._eager_steps += 1
@@ -165,10 +166,12 @@ class FusedStep:
             self._graph.replay()
         if not capturing and self.device.type == "cuda" and self._copied is None:
             self._seen.copy_(self._flag, non_blocking=True)
-            self._copied = torch.cuda.Event()
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()
 
     def _launch(self) -> None:
+        for narrow, master in zip(self._narrow, self._masters, strict=True):
+            follow_(master, narrow)
         if self.spheres:
             self._on_rows(
                 kernels.momentum, MARGIN=MARGIN, NESTEROV=self.nesterov, with_gradient=True
@@ -365,24 +368,39 @@ class FusedStep:
         addresses = [[t.data_ptr() for t in row] for row in tensors]
         return torch.tensor(addresses, dtype=torch.int64, device=self.device)
 
-    def _write_tables(self, on: Sequence[Sequence[float]], off: Sequence[Sequence[float]]) -> None:
+    def _write_tables(self, factor: float) -> None:
         if self.spheres:
             self._gradients.write([self._gradient(item) for item in self.spheres])
-            self._numbers.write([list(numbers) for numbers in on])
+            self._numbers.write(
+                [[factor * item.group["lr"], item.group["momentum"]] for item in self.spheres]
+            )
         if self.others:
             self._other_gradients.write([self._gradient(item) for item in self.others])
-            self._other_numbers.write([list(numbers) for numbers in off])
+            self._other_numbers.write(
+                [
+                    [
+                        factor * item.group["lr"],
+                        item.group["weight_decay"],
+                        *item.group["betas"],
+                        item.group["eps"],
+                    ]
+                    for item in self.others
+                ]
+            )
 
     def _gradient(self, item: OnSphere | OffSphere) -> int:
         """The address of a gradient in the layout of its weight, 0 where there is none."""
         gradient = item.parameter.grad
         if gradient is None:
             return 0
-        if gradient.stride() != item.weight.stride() or gradient.data_ptr() % 16:
+        weight = item.weight
+        if gradient.shape != weight.shape and gradient.is_contiguous():
+            gradient = gradient.view(weight.shape)  # experts, one below the other
+        if gradient.stride() != weight.stride() or gradient.data_ptr() % 16:
             key = id(item.parameter)
             if key not in self._copies:
-                self._copies[key] = torch.empty_like(item.weight, dtype=gradient.dtype)
-            gradient = self._copies[key].copy_(gradient)
+                self._copies[key] = torch.empty_like(weight, dtype=gradient.dtype)
+            gradient = self._copies[key].copy_(gradient.reshape(weight.shape))
         return gradient.data_ptr()
 
 
@@ -395,8 +413,8 @@ class Table:
         self._turn = 0
         if device.type == "cuda":
             self._staged = [torch.zeros(shape, dtype=dtype, pin_memory=True) for _ in range(4)]
-            self._copied = [torch.cuda.Event() for _ in self._staged]
-            self._beside = torch.cuda.Stream(device)
+            self._copied = [torch.cuda.Event() for _ in self._staged]  # type: ignore[no-untyped-call]
+            self._beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def write(self, values: list[Any]) -> None:
         """Send the values to the device, unless it has them."""
@@ -441,3 +459,69 @@ def _runs(kinds: Sequence[Any], counts: Sequence[int]) -> list[tuple[Any, int, i
             found.append((kind, first, count))
         first += count
     return found
+
+
+# ---------------------------------------------------------------------- of an optimizer
+
+
+def fused_steps(optimizer: Any) -> list[FusedStep]:
+    """The fused steps of an optimizer's parameters on GPUs, one for each device; others are left to the reference."""
+    found: dict[Any, tuple[list[OnSphere], list[OffSphere]]] = {}
+    options: dict[Any, tuple[bool, int]] = {}
+    for group in optimizer.param_groups:
+        for entry in entries_of(group) if _is_served(group) else ():
+            parameter = entry.parameter
+            if not (parameter.is_cuda and parameter.requires_grad) or is_sharded(parameter):
+                continue
+            weight = optimizer.weight_of(parameter).detach()
+            device = parameter.device
+            on, off = found.setdefault(device, ([], []))
+            if group["rule"] == "adamw" and _is_dense(weight):
+                state = _arranged(optimizer, parameter, "adamw", weight)
+                moments = state["exp_avg"], state["exp_avg_sq"]
+                off.append(OffSphere(parameter, weight, *moments, state["step"], entry.name, group))
+            elif group["rule"] == "spheres" and _turns_by_row(entry, weight):
+                own = group["nesterov"], group["ns_steps"]
+                if options.setdefault(device, own) != own:
+                    continue
+                momentum = _arranged(optimizer, parameter, "spheres", weight)["momentum"]
+                if len(weight) != entry.spheres:
+                    weight, momentum = weight.flatten(0, 1), momentum.flatten(0, 1)
+                splits = entry.layout.matrices
+                on.append(OnSphere(parameter, weight, momentum, splits, entry.name, group))
+    return [
+        FusedStep(on, off, nesterov=options[device][0], iterations=options[device][1])
+        for device, (on, off) in found.items()
+        if on
+    ]
+
+
+def _is_served(group: Mapping[str, Any]) -> bool:
+    """Whether a group has a rule that the kernels know; rates that are tensors are left to the reference."""
+    if isinstance(group["lr"], Tensor):
+        return False
+    spectral = group["direction"] == "spectral" and group["ns_steps"] in ITERATIONS
+    return group["rule"] == "adamw" or (group["rule"] == "spheres" and spectral)
+
+
+def _turns_by_row(entry: Entry, weight: Tensor) -> bool:
+    """Whether spheres are rows, as they lie in memory; experts are rows of rows."""
+    layout = entry.layout
+    if layout.swap or entry.spheres != layout.matrices * layout.rows:
+        return False
+    if entry.spheres == len(weight):
+        return has_dense_rows(weight)
+    return weight.ndim == 3 and weight.is_contiguous() and weight.dtype == torch.float32
+
+
+def _is_dense(weight: Tensor) -> bool:
+    return weight.dtype == torch.float32 and torch.empty_like(weight).stride() == weight.stride()
+
+
+def _arranged(optimizer: Any, parameter: Any, rule: str, weight: Tensor) -> dict[str, Tensor]:
+    """The state of a parameter, its tensors laid out as the weight is."""
+    state: dict[str, Tensor] = optimizer.state_of(parameter, rule)
+    for name in ("momentum", "exp_avg", "exp_avg_sq"):
+        if name in state and state[name].stride() != weight.stride():
+            state[name] = torch.empty_like(weight).copy_(state[name])
+    return state

@@ -143,3 +143,8 @@ def restore_dtypes(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
             mine = optimizer.state[entry.parameter].get(key)
             if isinstance(value, Tensor) and isinstance(mine, Tensor) and value.dtype != mine.dtype:
                 optimizer.state[entry.parameter][key] = value.detach().clone().to(mine.device)
+
+
+def follow_(master: Tensor, narrow: Tensor) -> None:
+    """Take a narrow weight over where it is not its rounded copy: loaded, or changed by others."""
+    master.copy_(torch.where(master.to(narrow.dtype) == narrow, master, narrow.float()))

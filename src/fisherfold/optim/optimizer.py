@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,12 @@ from fisherfold.optim.spheres import MAX_ANGLE, momentum_, rotate_
 from fisherfold.optim.stacks import Held, Stack, spectral, stacks_of
 from fisherfold.warn import warn
 
+if TYPE_CHECKING:
+    from fisherfold.optim.fused import FusedStep
+
 NARROW = (torch.bfloat16, torch.float16)
+# The oldest GPUs with products of bfloat16.
+OLDEST = (8, 0)
 # Steps between looks at the model as a whole.
 LOOK_EVERY = 50
 OWN = ("model", "overrides", "curvature", "total_steps", "average", "_said", "_seen", "_reasons")
@@ -121,6 +127,7 @@ class SphereOptimizer(torch.optim.Optimizer):
         self._said: set[str] = set()
         # what the checks of the last step have seen: the number of parameters without a gradient
         self._seen: int = -1
+        self._fused: list[FusedStep] | None = None
         self.overrides = dict(overrides or {})
         self._flow: FlowHooks | None = None
         self._reasons: dict[str, str] = {}
@@ -198,6 +205,7 @@ class SphereOptimizer(torch.optim.Optimizer):
             self._follow()
 
     def _follow(self) -> None:
+        self._fused = None
         curved = self._curved()
         if curved and self.model is None:
             raise TypeError(
@@ -211,6 +219,7 @@ class SphereOptimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self._fused = None
         if "_flow" not in vars(self):
             self._flow = None
             if "model" in vars(self) and not self.state:
@@ -273,27 +282,69 @@ class SphereOptimizer(torch.optim.Optimizer):
         first = self.param_groups[0]
         steps = first["steps"] + 1
         self._look_at_model(steps)
-        self._check_gradients()
+        factor = averaging.rate_factor(steps, self.total_steps)
+        served = self._served_on_gpu(factor)
+        self._check_gradients(served)
         if not self._relative and self.curvature.layers and _capturing():
             raise RuntimeError(
                 f"{type(self).__name__} cannot be captured in a CUDA graph: the shapes of its inverses change; use "
                 "SphereOptimizer(direction='natural'), whose inverses stay in their memory"
             )
         self.curvature.take_up(self, steps)
-        factor = averaging.rate_factor(steps, self.total_steps)
+        for step in self._fused or ():
+            step.step(factor)
         for group in self.param_groups:
-            entries = [entry for entry in entries_of(group) if entry.parameter.grad is not None]
+            entries = [
+                entry
+                for entry in entries_of(group)
+                if entry.parameter.grad is not None and id(entry.parameter) not in served
+            ]
             if entries:
                 self._step_group(group, entries, factor * group["lr"], steps)
+        if self.average and served:
+            parameters = [e.parameter for e in self._entries() if id(e.parameter) in served]
+            states = [self.state[p] for p in parameters]
+            weights = [self.state[p].get("master", p) for p in parameters]
+            averaging.take_up(states, weights, steps)
         first["steps"] = steps
         self.curvature.prepare(first)
+
+    def _served_on_gpu(self, factor: float) -> set[int]:
+        """The parameters that fused steps serve; the steps are made anew where something has moved."""
+        for step in self._fused or ():
+            step.check()
+        if self._fused is None or not all(step.is_current() for step in self._fused):
+            self._fused = self._fuse()
+        if not self._fused:
+            return set()
+        if _capturing():
+            self._warn_once(
+                "captured",
+                "this step is captured in a CUDA graph: its replays keep the rates of the capture, and schedules have "
+                "no effect on them; without a graph of yours the step captures itself, and follows its rates",
+            )
+        rates = [factor * g["lr"] for g in self.param_groups if g["rule"] == "spheres"]
+        self._check_angle(torch.tensor([rate for rate in rates if not isinstance(rate, Tensor)]))
+        return {id(p) for step in self._fused for p in step.parameters}
+
+    def _fuse(self) -> list[FusedStep]:
+        """The fused steps, where there are GPUs that have the kernels."""
+        capable = torch.version.cuda is not None and find_spec("triton") is not None
+        devices = {e.parameter.device for e in self._entries() if e.parameter.is_cuda}
+        if not (self._by_angle and capable and devices) or any(
+            torch.cuda.get_device_capability(device) < OLDEST for device in devices
+        ):
+            return []
+        from fisherfold.optim.fused import fused_steps
+
+        return fused_steps(self)
 
     def _step_group(
         self, group: dict[str, Any], entries: list[Entry], rate: float | Tensor, steps: int
     ) -> None:
         rule, parameters = group["rule"], [entry.parameter for entry in entries]
-        weights = [self._weight(p) for p in parameters]
-        states = [self._state(p, rule) for p in parameters]
+        weights = [self.weight_of(p) for p in parameters]
+        states = [self.state_of(p, rule) for p in parameters]
         if rule == "spheres":
             self._on_spheres(group, entries, weights, rate)
         else:
@@ -352,19 +403,18 @@ class SphereOptimizer(torch.optim.Optimizer):
             return update
         return inverse.apply(update.reshape(len(entry.parameter), -1)).reshape(update.shape)
 
-    def _weight(self, parameter: nn.Parameter) -> Tensor:
+    def weight_of(self, parameter: nn.Parameter) -> Tensor:
         """The parameter, or its copy in float32 where steps would be lost in its rounding."""
         if parameter.dtype not in NARROW:
             return parameter
         state, now = self.state[parameter], parameter.detach()
         if "master" not in state:
             state["master"] = now.float()
-        own, now = local(state["master"]), local(now)
-        # where the parameter is no longer its rounded copy, it has been loaded or changed by somebody else
-        own.copy_(torch.where(own.to(now.dtype) == now, own, now.float()))
+        loading.follow_(local(state["master"]), local(now))
         return state["master"]
 
-    def _state(self, parameter: nn.Parameter, rule: str) -> dict[str, Tensor]:
+    def state_of(self, parameter: nn.Parameter, rule: str) -> dict[str, Tensor]:
+        """The state of a parameter, made where it is missing."""
         state: dict[str, Tensor] = self.state[parameter]
         if ("exp_avg" if rule == "adamw" else "momentum") not in state:
             like = torch.zeros_like(
@@ -378,13 +428,11 @@ class SphereOptimizer(torch.optim.Optimizer):
 
     # ------------------------------------------------------------------ checks
 
-    def _check_gradients(self) -> None:
+    def _check_gradients(self, served: set[int]) -> None:
+        """Raise for gradients that cannot be used; fused steps look for infinities themselves."""
         pairs = [
             (e, local(e.parameter.grad)) for e in self._entries() if e.parameter.grad is not None
         ]
-        gradients = [g for _, g in pairs]
-        if not gradients or _capturing():
-            return
         for entry, g in pairs:
             if g.is_sparse:
                 raise ValueError(
@@ -396,6 +444,10 @@ class SphereOptimizer(torch.optim.Optimizer):
                     f"the gradient of {entry.name} is complex, which is not supported: keep the parameter as "
                     "torch.view_as_real of it"
                 )
+        pairs = [(e, g) for e, g in pairs if id(e.parameter) not in served]
+        gradients = [g for _, g in pairs]
+        if not gradients or _capturing():
+            return
         sizes = torch._foreach_norm(gradients, float("inf"))
         bad = not bool(
             torch.isfinite(torch.stack([s.float().to(sizes[0].device) for s in sizes])).all()
