@@ -95,7 +95,7 @@ def test_the_natural_direction_is_the_steepest_one():
 def test_growing_batches_converge_and_fixed_ones_stop_at_a_floor():
     problem, start = global_convergence.make_problem(800, seed=0)
     grow = global_convergence.run(
-        problem, start, "growing", 0, 50, batch_size=global_convergence.growing(800, 50)
+        problem, start, "growing", 0, 50, batch_size=global_convergence.Growing(800, 50)
     )
     assert grow["final_gradient_norm"] < 1e-9
     floors = []
@@ -124,7 +124,7 @@ def test_algorithm_1_converges_with_the_eta2_of_the_theorem_and_the_verdict_can_
     assert eta2 > 4 * kappa  # 16 κ_ef/(1 - η₁) is what decides, not κ_fim
     batches = {
         "all samples": None,
-        "growing batch": global_convergence.growing(400, 250),
+        "growing batch": global_convergence.Growing(400, 250),
         "fixed": 40,
     }
     runs = {

@@ -14,7 +14,8 @@ regularisation cannot be fully linear with a constant while σ_k grows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -73,10 +74,17 @@ def least_eta2(problem: NLLProblem, start: Tensor) -> tuple[float, float]:
     return kappa, max(kappa, 16 * linear / (1 - STANDARD["eta1"]))
 
 
-def growing(n_samples: int, iterations: int) -> Callable[[int], int]:
-    """Batch sizes that grow from 20 by a factor to all samples at six tenths of the run."""
-    factor = (n_samples / 20) ** (1 / (0.6 * iterations))
-    return lambda k: min(n_samples, math.ceil(20 * factor**k))
+@dataclass(frozen=True)
+class Growing:
+    """Batch sizes that grow from 20 by a factor to all samples at six tenths of a run."""
+
+    n_samples: int
+    iterations: int
+
+    def __call__(self, k: int) -> int:
+        """The size of the batch of an iteration."""
+        factor = (self.n_samples / 20) ** (1 / (0.6 * self.iterations))
+        return min(self.n_samples, math.ceil(20 * factor**k))
 
 
 def run(
@@ -146,7 +154,7 @@ def measure(settings: Settings) -> list[Row]:
     for seed in range(min(settings.seeds, 2) if settings.quick else settings.seeds):
         problem, start = make_problem(n_samples, seed=seed)
         kappa, eta2 = least_eta2(problem, start)
-        grow, slow = (growing(n_samples, length) for length in (short, long))
+        grow, slow = (Growing(n_samples, length) for length in (short, long))
         wanted: list[tuple[str, int, dict[str, Any]]] = [
             ("all samples, η₂ tiny", short, {}),
             ("growing batch, η₂ tiny", short, {"batch_size": grow}),

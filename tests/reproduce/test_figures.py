@@ -217,9 +217,23 @@ def test_files_hold_the_picture_and_the_curves(result, tmp_path):
     assert float(last["train_nmse"]) == result.runs["RNGD"][2].last("train_nmse")
 
 
-def test_quick_is_smaller_and_keeps_the_middle_of_the_grid():
+def test_quick_is_smaller_and_keeps_the_decades_of_the_grid():
+    """0.2.0 kept the middle third, in which the best steps of Jester and MovieLens are not."""
     quick = dataclasses.replace(PLAN, budget=60).quick()
     assert quick.budget == 20
-    assert len(quick.methods[1].steps) < len(METHODS[1].steps)
-    assert set(quick.methods[1].steps) <= set(METHODS[1].steps)
+    assert quick.methods[1].steps == (0.1, 0.01, 0.001, 0.0001, 1e-05)
     assert quick.methods[0].steps == METHODS[0].steps
+
+
+@pytest.mark.parametrize(
+    ("step", "told"), [(0.5, True), (1e-5, True), (0.2, False), (2e-5, False), (0.01, False)]
+)
+def test_a_best_step_at_the_edge_of_its_grid_is_flagged(step, told):
+    result = figure_of(RNGD=[1.0], RSGD=[2.0], RSVRG=[2.0], RCG=[3.0])
+    best = {
+        label: [dataclasses.replace(run, step=step) for run in runs]
+        for label, runs in result.runs.items()
+    }
+    found = FigureResult(PLAN, (0,), best, best).at_the_edge()
+    assert [sentence.split(",")[0] for sentence in found] == ["The best step of RSGD"] * told
+    assert all("(1e-05 to 0.5): there may be a better one beyond" in each for each in found)

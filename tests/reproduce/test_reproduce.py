@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +22,8 @@ from fisherfold.cli import reproduce as reproduce_commands
 from fisherfold.reproduce import figures, reproduce
 from fisherfold.reproduce.page import Section
 from fisherfold.reproduce.reproduce import Options
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -212,3 +216,27 @@ def test_an_interrupt_leaves_no_half_written_file_and_says_how_to_go_on(folder, 
     assert not list(output.rglob(".*"))
     for file in runs.iterdir():
         json.loads(file.read_text())
+
+
+@pytest.mark.slow
+def test_the_documented_command_runs(folder, tmp_path):
+    """With two processes, from a clone; 0.2.0 ended with an error about a lambda."""
+    page = (ROOT / "docs" / "reproduction" / "index.md").read_text()
+    (line,) = re.findall(r"^\$ (fisherfold reproduce all --quick[^#\n]*)", page, re.MULTILINE)
+    words = [sys.executable, "-m", *shlex.split(line), "--seeds", "1", "--output", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    found = {
+        name: Section.load(tmp_path / "quick" / "sections" / f"{name}.json")
+        for name in reproduce.CLAIMS
+    }
+    run = [
+        name
+        for name, section in found.items()
+        if section and section.verdict not in ("data not found", "not run")
+    ]
+    assert {
+        "school",
+        "cifar",
+        *(name for name in reproduce.CLAIMS if name.startswith("theory")),
+    } <= set(run)

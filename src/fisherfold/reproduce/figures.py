@@ -39,6 +39,8 @@ from fisherfold.solvers import minimize
 from fisherfold.solvers.stopping import GradientNorm
 from fisherfold.threads import one_thread
 
+_LEAST_GRID = 3  # steps; fewer are settings of the paper to choose from
+
 AXES = {
     "paper_grads": "#grad/N as counted in the paper",
     "true_grads": "sample gradients evaluated / N",
@@ -83,12 +85,8 @@ class FigurePlan:
     one_thread: bool = False
 
     def quick(self) -> FigurePlan:
-        """A sketch of the same figure: a third of the budget and the middle of every grid."""
-        cuts = [len(m.steps) // 3 for m in self.methods]
-        methods = tuple(
-            replace(m, steps=m.steps[cut : len(m.steps) - cut])
-            for m, cut in zip(self.methods, cuts, strict=True)
-        )
+        """A sketch of the same figure: a third of the budget, and of every grid its decades, from end to end."""
+        methods = tuple(replace(m, steps=_decades(m)) for m in self.methods)
         return replace(
             self,
             methods=methods,
@@ -159,6 +157,21 @@ class FigureResult:
             return None, None
         values = [run.last(column) for run in runs]
         return statistics.fmean(values), deviation(values)
+
+    def at_the_edge(self) -> list[str]:
+        """A sentence for each method whose best step is the first or the last of its grid."""
+        found = []
+        for method in self.plan.methods:
+            if method.label not in self.searched or len(method.steps) < _LEAST_GRID:
+                continue
+            step = self.runs[method.label][0].step
+            least, most = min(method.steps), max(method.steps)
+            if step in (least, most):
+                found.append(
+                    f"The best step of {method.label}, {step:g}, is at the edge of its grid "
+                    f"({least:g} to {most:g}): there may be a better one beyond."
+                )
+        return found
 
 
 def deviation(values: Sequence[float]) -> float | None:
@@ -277,8 +290,7 @@ def run_figure(
         runner = Runner(plan, folder / "runs")
         places = range(len(plan.methods))
         searching = [p for p in places if len(plan.methods[p].steps) > 1]
-        decades = {p: [s for s in plan.methods[p].steps if _is_decade(s)] for p in searching}
-        decades = {p: found or list(plan.methods[p].steps) for p, found in decades.items()}
+        decades = {p: list(_decades(plan.methods[p])) for p in searching}
         # around the best decade there are at most four more steps of a 1-2-5 grid
         bound = sum(len(steps) + 4 for steps in decades.values()) + seeds * len(places)
         line.update(0, total=bound, what=plan.title)
@@ -407,6 +419,11 @@ def _best(runs: Sequence[Run]) -> float:
 
 def _near(method: MethodPlan, coarse: Sequence[float], best: float) -> list[float]:
     return [step for step in method.steps if step not in coarse and 0.1 < step / best < 10]
+
+
+def _decades(method: MethodPlan) -> tuple[float, ...]:
+    """The powers of ten among the steps of a method; all of them if there is none."""
+    return tuple(step for step in method.steps if _is_decade(step)) or method.steps
 
 
 def _is_decade(step: float) -> bool:

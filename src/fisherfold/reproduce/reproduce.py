@@ -147,7 +147,7 @@ def figure_section(result: FigureResult, *, command: str = "") -> Section:
         command,
         [_final_table(result), _search_table(result)],
         f"{plan.name}/{plan.name}.png",
-        plan.note.splitlines(),
+        [*plan.note.splitlines(), *result.at_the_edge()],
     )
 
 
