@@ -8,7 +8,7 @@ OLD    := -W ignore::DeprecationWarning -W ignore::FutureWarning
 export FISHERFOLD_DATA ?= $(wildcard $(abspath ../shared/data))
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help setup demo test test-slow unit doctest lint types imports docs gallery fuzz bench integrations wheel clean audit lowest
+.PHONY: help setup demo test test-slow coverage unit doctest lint types imports docs gallery fuzz bench integrations wheel clean audit lowest
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -36,6 +36,13 @@ unit: $(VENV)/.dev
 
 test-slow: $(VENV)/.dev ## the tests that take long: hostile sweeps, kills, several processes, notebooks
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m slow
+
+coverage: $(VENV)/.dev ## branch coverage by package, of the tests of make test (TESTS=all: of the slow ones too)
+	$(BIN)/coverage erase
+	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest -q -n $(JOBS) --dist worksteal $(if $(TESTS),-m "slow or not slow")
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage json -q -o build/coverage.json
+	$(BIN)/python .ci/coverage_table.py build/coverage.json
 
 integrations: $(VENV)/.dev ## the optimizers in Lightning, Accelerate, Transformers and timm
 	$(BIN)/pip install -q -c constraints.txt -e '.[integrations]'
