@@ -18,6 +18,7 @@ from torch import Tensor
 from fisherfold.distributed import ALONE, Axis, Group, balanced_cuts
 from fisherfold.subspace.tasks import TaskStatistics
 from fisherfold.tables.ids import IdIndex, Ids, as_ids
+from fisherfold.tables.ranges import check_range, warn_of_lost_digits
 
 Array = NDArray[Any]
 RowShare = tuple[
@@ -25,7 +26,7 @@ RowShare = tuple[
 ]  # features, targets, task ids and weights of the rows of a process
 
 # Differences below this fraction of the numbers are rounding.
-_ROUNDING = 1e-12
+_ROUNDING = 1e-14  # of a constant, relative to its size, when its mean is subtracted
 
 
 @dataclass(frozen=True)
@@ -184,6 +185,9 @@ class Scaling:
         group: Group = ALONE,
     ) -> Scaling:
         """Weighted means and standard deviations over the rows of all processes."""
+        for numbers, what in ((X, "features"), (y, "targets")):
+            check_range(numbers, what)
+            warn_of_lost_digits(numbers, what)
         w = np.ones(len(X)) if weight is None else weight
 
         def mean(values: Array) -> Array:
