@@ -1,4 +1,4 @@
-"""Print what ``coverage json`` has measured: a line per package, and the modules of which less than 90 % is reached.
+"""Print what ``coverage json`` has measured: a line per package, and the modules below 90 %.
 
 python .ci/coverage_table.py build/coverage.json
 """

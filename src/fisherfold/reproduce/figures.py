@@ -85,7 +85,7 @@ class FigurePlan:
     one_thread: bool = False
 
     def quick(self) -> FigurePlan:
-        """A sketch of the same figure: a third of the budget, and of every grid its decades, from end to end."""
+        """A sketch of the same figure: a third of the budget, and all decades of every grid."""
         methods = tuple(replace(m, steps=_decades(m)) for m in self.methods)
         return replace(
             self,
