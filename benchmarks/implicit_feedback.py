@@ -125,7 +125,7 @@ def settings(name: str, rng: np.random.Generator, count: int) -> list[dict[str, 
     for _ in range(count):
         rank = int(rng.choice([16, 32, 64]))
         if name == "ImplicitCompletion":
-            found.append({"rank": rank, "unobserved_weight": spread(rng, 1, 32)})
+            found.append({"rank": rank, "unobserved_weight": spread(rng, 5, 200)})
         elif name == "implicit ALS":
             found.append(
                 {

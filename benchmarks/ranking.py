@@ -146,7 +146,7 @@ def popularity(
 MODELS: dict[str, tuple[Callable[..., Lists], tuple[float, ...]]] = {
     "MatrixCompletion, by mean": (explicit("mean"), (0.0, 3.0, 30.0)),
     "MatrixCompletion, by upper": (explicit("upper"), (0.0, 3.0, 30.0)),
-    "ImplicitCompletion": (ours_implicit, (0.0, 0.03, 0.3)),
+    "ImplicitCompletion": (ours_implicit, (0.0, 10.0, 100.0)),
     "implicit ALS": (peer_implicit("als"), (0.01, 1.0, 10.0)),
     "implicit BPR": (peer_implicit("bpr"), (0.01, 0.03, 0.1)),
     "LensKit ImplicitMF": (peer_lenskit, (0.01, 0.1, 1.0)),

@@ -162,12 +162,14 @@ class Model:
                 raise ValueError(
                     f"--{name.replace('_', '-')} is for ratings and has no meaning with --implicit"
                 )
-        if not self.rank.isdecimal():
-            raise ValueError(f"--rank must be a whole number with --implicit, got {self.rank!r}")
+        if not (self.rank.isdecimal() or self.rank == "auto"):
+            raise ValueError(
+                f"--rank must be a whole number of at least 1 or auto, got {self.rank!r}"
+            )
         # weights of pairs that occur twice are added, unless told otherwise
         duplicates = "sum" if self.duplicates == "mean" else self.duplicates
         return ImplicitCompletion(
-            int(self.rank),
+            int(self.rank) if self.rank.isdecimal() else "auto",
             duplicates=duplicates,
             random_state=self.seed,
             max_iter=self.max_iter,

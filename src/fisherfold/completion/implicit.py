@@ -1,43 +1,60 @@
-"""Recommend from implicit feedback: clicks, plays, purchases.
+"""Recommend from implicit feedback by factors: clicks, plays, purchases.
 
-``ImplicitCompletion`` is for pairs that were observed or not: the loss is that of implicit ALS
-(``fisherfold.completion.inference.implicit``); serving and files are those of ``CompletionBase``.
+``ImplicitCompletion`` has the loss of implicit ALS over all cells (``fisherfold.completion.inference.implicit``). How
+much a missing pair weighs, the ridge and the rank are learnt on pairs that are held out
+(``fisherfold.completion.implicit_search``).
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from fisherfold.completion.base import SHARED_CHECKS, CompletionBase
-from fisherfold.completion.entries import Entries, read_entries
-from fisherfold.completion.inference.implicit import fit_implicit
-from fisherfold.completion.metrics import ranking_metrics
-from fisherfold.completion.model import CompletionModel
+from fisherfold.completion.entries import Floats
+from fisherfold.completion.implicit_search import LAST_PASSES, Learnt, learn
+from fisherfold.completion.inference.implicit import Factors, ImplicitFit
+from fisherfold.completion.ranking_base import RANKING_CHECKS, RankingEstimator
+from fisherfold.completion.ranking_model import FactorScorer, RankingModel, unpack_parts
+from fisherfold.completion.rating_model import side_information
 from fisherfold.completion.ratings import Ratings, TrainingRatings
 from fisherfold.progress import track
 from fisherfold.tables import validation
-from fisherfold.tables.frames import frame_kind, names_of
-from fisherfold.tables.ids import IdIndex
-from fisherfold.threads import threads
 from fisherfold.warn import warn
 
 
-class ImplicitCompletion(CompletionBase):
+class ImplicitCompletion(RankingEstimator):
     """Low-rank recommendation from pairs that were observed, such as clicks, with nothing to tune.
 
     ``fit`` takes pairs of ids, with a weight each if they are not all alike, a data frame of them, or a sparse matrix.
-    A prediction is large where a row is likely to take up a column; its scale means nothing else. Parameters that are
-    not listed are those of ``MatrixCompletion``.
+    A prediction is large where a row is likely to take up a column; its scale means nothing else. What is None or
+    ``auto`` is learnt on a part of the pairs that is held out, then the model is fitted to all.
 
     Args:
-        rank: the number of factors; less, with a warning, where the table is smaller.
-        unobserved_weight: the weight of "no interest" in every pair, where an observed pair has the weight 1 of
-            interest. Between 1 and 10 it matters little.
-        max_iter: the largest number of passes over the data.
-        tol: stop when a pass raises the bound by less than this per observed pair.
+        rank: the number of factors, or ``auto`` for at most 256; less, with a warning, where the table is smaller.
+        unobserved_weight: the weight of all missing pairs together over that of the observed ones.
+        ridge: the strength with which factors are held at zero, in average pairs.
+        popularity: the exponent of a column's popularity in the weight of its missing pairs: that a row has not taken
+            up what many take says more.
+        validation: the share of the pairs of each row that is held out to learn what is None; 0 takes the defaults 30,
+            4, 0.25 and rank 64 instead.
+        max_iter: the largest number of passes of a fit that starts from nothing.
+        tol: stop when a pass lowers the loss by less than this share of it.
+        unseen: for ids not seen in ``fit``: ``prior`` (an average row or column), ``nan`` or ``error``.
         duplicates: of pairs given twice the weights are added (``sum``) or averaged (``mean``), or the ``last`` counts.
+        random_state: seed of the starting point and of the held-out part.
+        device: where to compute, for example ``cpu`` or ``cuda``.
+        dtype: ``float32`` or ``float64``.
+        n_jobs: the number of threads of the fit; None leaves it to torch, -1 takes all cores.
+        verbose: whether to print a line per pass.
+
+    Attributes:
+        rank_: the rank that was used, and ``unobserved_weight_``, ``ridge_``, ``popularity_``.
+        search_: one record per comparison on the held-out part, with its nDCG@20.
+        row_factors_: u_i, and column_factors_: v_j; a prediction is their inner product.
 
     Example:
         >>> tastes = ("tea", "milk", "cake"), ("gin", "rum", "beer")
@@ -50,18 +67,25 @@ class ImplicitCompletion(CompletionBase):
         ['beer']
     """
 
-    _checks = SHARED_CHECKS | {
-        "unobserved_weight": validation.number(0, above=True),
-        "duplicates": validation.choice("sum", "mean", "last"),
+    _checks = RANKING_CHECKS | {
+        "rank": validation.auto_or(validation.integer(1)),
+        "unobserved_weight": validation.optional(validation.number(0, above=True)),
+        "ridge": validation.optional(validation.number(0, above=True)),
+        "popularity": validation.optional(validation.number(-2, 2)),
+        "max_iter": validation.integer(1),
+        "tol": validation.number(0),
     }
 
     def __init__(
         self,
-        rank: int = 32,
+        rank: int | str = "auto",
         *,
-        unobserved_weight: float = 4.0,
-        max_iter: int = 20,
-        tol: float = 1e-2,
+        unobserved_weight: float | None = None,
+        ridge: float | None = None,
+        popularity: float | None = None,
+        validation: float = 0.1,
+        max_iter: int = 10,
+        tol: float = 3e-3,
         unseen: str = "prior",
         duplicates: str = "sum",
         random_state: int | None = 0,
@@ -72,6 +96,9 @@ class ImplicitCompletion(CompletionBase):
     ) -> None:
         self.rank = rank
         self.unobserved_weight = unobserved_weight
+        self.ridge = ridge
+        self.popularity = popularity
+        self.validation = validation
         self.max_iter = max_iter
         self.tol = tol
         self.unseen = unseen
@@ -82,122 +109,137 @@ class ImplicitCompletion(CompletionBase):
         self.n_jobs = n_jobs
         self.verbose = verbose
 
-    def _read(self, X: Any, y: Any = None, *, columns: Any = None, matrix: Any = None) -> Entries:
-        return read_entries(X, y, columns=columns, matrix=matrix, implicit=True)
-
-    def _columns_of(self, X: Any, n: int = 2) -> list[Any] | None:
-        if self.frame_ is not None and frame_kind(X) is not None:
-            given = set(map(str, names_of(X)))
-            weight = self.names_[2]
-            if weight not in given and (len(given) == 2 or weight == "weight"):
-                n = 2  # pairs of weight 1, as those of the fit were
-        return super()._columns_of(X, n)
-
     def fit(
-        self, X: Any, y: Any = None, *, columns: Any = None, matrix: bool | None = None
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        columns: Any = None,
+        matrix: bool | None = None,
+        row_features: Any = None,
+        column_features: Any = None,
     ) -> ImplicitCompletion:
         """Fit the model.
 
         Args:
             X: (n, 2) ids of the observed pairs; or a data frame with two such columns, and a third for weights; or a
                 sparse matrix of weights.
-            y: a weight for each pair, such as the number of plays or its logarithm; 1 if not given.
+            y: a weight for each pair, such as the number of plays or its logarithm; 1 if not given. It multiplies the
+                loss of the pair. A negative weight is a known dislike of that importance.
             columns: the row id, the column id and perhaps the weight column of a data frame.
             matrix: as for ``MatrixCompletion``.
+            row_features: what is known of the rows: a data frame with a column of ids, or a pair (ids, matrix). Ids
+                without pairs get the factors that their features suggest.
+            column_features: the same for the columns.
 
         Returns:
             This estimator.
         """
-        return self.fit_entries(self._read(X, y, columns=columns, matrix=matrix))
-
-    def fit_entries(self, entries: Entries, known: None = None) -> ImplicitCompletion:
-        """Fit the model to pairs and weights that were read already, for example from a file."""
-        given = validation.check_parameters(self.get_params(deep=False), self._checks)
-        row_ids, column_ids, i, j = entries.indexed()
-        weights, shape = entries.values, (len(row_ids), len(column_ids))
-        if not (weights > 0).all():
-            raise ValueError(
-                f"the weights of observed pairs must be positive, got {weights[~(weights > 0)][0]:g}; leave out pairs "
-                "that were not observed, and use MatrixCompletion for ratings"
-            )
-        if (rank := min(given["rank"], *shape)) < given["rank"]:
-            warn(
-                f"rank={given['rank']} is more than a table of {shape[0]} x {shape[1]} allows; rank={rank} is used"
-            )
-        ratings = Ratings(
-            i,
-            j,
-            weights,
-            shape,
-            dtype=given["dtype"],
-            duplicates=given["duplicates"],
-            device=given["device"],
-        )
-        with (
-            threads(self.n_jobs),
-            track("fitting", at_most=given["max_iter"], verbose=given["verbose"]) as line,
-        ):
-            posterior = fit_implicit(
-                ratings,
-                rank,
-                unobserved_weight=given["unobserved_weight"],
-                max_iter=given["max_iter"],
-                tol=given["tol"],
-                seed=validation.draw_seed(self.random_state),
-                callback=lambda posterior: line.update(len(posterior.trace), posterior.trace[-1]),
-            )
-        model = CompletionModel(
-            row_ids,
-            column_ids,
-            posterior,
-            0.0,
-            1.0,
-            0.0,
-            1.0,
-            TrainingRatings.of(ratings),
-            "implicit",
-            len(weights) - ratings.n_ratings,
-            ratings.n_ratings,
-            unobserved_weight=given["unobserved_weight"],
-        )
-        self._adopt(model, entries)
+        entries = self._read(X, y, columns=columns, matrix=matrix)
+        known = side_information(X, entries, row_features, column_features, None, None)
+        self.fit_entries(entries, known)
         return self
 
-    def partial_fit(
-        self, X: Any, y: Any = None, *, columns: Any = None, matrix: bool | None = None
-    ) -> ImplicitCompletion:
-        """Add observed pairs, and fit the model to all so far; the arguments are those of ``fit``."""
-        if not hasattr(self, "model_"):
-            return self.fit(X, y, columns=columns, matrix=matrix)
-        entries, model = self._read_more(X, y, columns=columns, matrix=matrix), self.model_
-        rows, old_columns, weights = model.given()
-        more = Entries(
-            np.concatenate([model.row_ids.decode(rows), np.asarray(entries.rows)]),
-            np.concatenate([model.column_ids.decode(old_columns), np.asarray(entries.columns)]),
-            np.concatenate([weights, entries.values]),
-            self.names_,
-            self.frame_,
-        )
-        return self.fit_entries(more)
+    def _scorer(
+        self, ratings: Ratings, given: dict[str, Any], features: tuple[Tensor | None, ...]
+    ) -> FactorScorer:
+        rank = None if given["rank"] == "auto" else min(given["rank"], *ratings.shape)
+        if rank is not None and rank < given["rank"]:
+            n, m = ratings.shape
+            warn(
+                f"rank={given['rank']} is more than a table of {n} x {m} allows; rank={rank} is used"
+            )
+        options = {"seed": validation.draw_seed(self.random_state), "features": features}
+        names = ("ridge", "unobserved_weight", "popularity")
+        with track("learning", verbose=given["verbose"]) as line:
+            learnt = learn(
+                ratings,
+                {name: given[name] for name in names},
+                rank,
+                given["validation"],
+                options=options,
+                report=lambda record: line.update(0, record),
+            )
+        self._keep(learnt)
+        return _fit_all(ratings, learnt, given, options)
 
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """nDCG@10 of the recommendations for the rows of held-out pairs, what the rows had in the fit left out.
+    def _keep(self, learnt: Learnt) -> None:
+        self.rank_ = learnt.rank
+        self.unobserved_weight_ = learnt.loss.ratio
+        self.ridge_ = learnt.loss.ridge
+        self.popularity_ = learnt.loss.popularity
+        self.search_ = learnt.tried
 
-        Args:
-            X: the held-out pairs, as for ``fit``.
-            y: their gains; 1 if not given.
-            sample_weight: not used.
+    def _learnt(self) -> dict[str, Any]:
+        names = ("unobserved_weight_", "ridge_", "popularity_", "rank_", "search_")
+        return super()._learnt() | {"learnt": {name: getattr(self, name) for name in names}}
+
+    def _recall(self, meta: Mapping[str, Any]) -> None:
+        super()._recall(meta)
+        learnt = meta.get("learnt")
+        if not isinstance(learnt, dict):
+            raise ValueError("it does not say what was learnt")
+        for name in ("unobserved_weight_", "ridge_", "popularity_", "rank_", "search_"):
+            setattr(self, name, learnt.get(name))
+
+    @staticmethod
+    def _unpack(
+        arrays: Mapping[str, Any], meta: Mapping[str, Any], device: str = "cpu"
+    ) -> RankingModel:
+        tensors, seen, ids, merged = unpack_parts(arrays, meta)
+        shape = len(ids[0]), len(ids[1])
+        scorer = FactorScorer.unpack(tensors, meta, seen, shape, device)
+        return RankingModel.of(ids, scorer, seen, merged)
+
+    def _factors(self) -> Factors:
+        self._fitted()
+        factors: Factors = self.model_.scorer.factors
+        return factors
+
+    @property
+    def row_factors_(self) -> Floats:
+        """The factors of the rows."""
+        return np.asarray(self._factors().rows.double().cpu().numpy())
+
+    @property
+    def column_factors_(self) -> Floats:
+        """The factors of the columns."""
+        return np.asarray(self._factors().columns.double().cpu().numpy())
+
+    def inner_product_vectors(self) -> tuple[Floats, Floats]:
+        """Vectors for a nearest-neighbour index: their inner products are the predictions.
 
         Returns:
-            Between 0 and 1, the mean over the rows.
+            One float32 vector per row and one per column, in the order of ``row_ids_`` and ``column_ids_``.
         """
-        entries = self._read_more(X, y)
-        rows = IdIndex.fit(entries.rows)[0].labels
-        return ranking_metrics(
-            self.recommend(rows, 10), (entries.rows, entries.columns, entries.values), 10
-        )["ndcg"]
+        return self.row_factors_.astype(np.float32), self.column_factors_.astype(np.float32)
 
-    def fit_share(self, *args: Any, **options: Any) -> Any:  # noqa: D102
-        raise ValueError("implicit feedback is fitted by one process; call fit")
 
-    fit_file_share = fit_share
+def _fit_all(
+    ratings: Ratings, learnt: Learnt, given: dict[str, Any], options: dict[str, Any]
+) -> FactorScorer:
+    """The fit to all pairs, from the columns of the search where there was one."""
+    fit = ImplicitFit(ratings, learnt.loss, learnt.rank, start=learnt.columns, **options)
+    passes = given["max_iter"] if learnt.columns is None else min(LAST_PASSES, given["max_iter"])
+    trace: list[dict[str, float]] = []
+    began = time.perf_counter()
+    with track("fitting", at_most=passes, verbose=given["verbose"]) as line:
+
+        def watch(number: int, factors: Factors) -> bool:
+            factors.noise = fit.mean_loss()
+            trace.append(
+                {
+                    "iteration": number,
+                    "seconds": time.perf_counter() - began,
+                    "loss": factors.noise,
+                }
+            )
+            line.update(number, trace[-1])
+            return (
+                len(trace) > 1 and trace[-2]["loss"] - factors.noise < given["tol"] * factors.noise
+            )
+
+        factors = fit.run(passes, watch)
+    return FactorScorer(
+        factors, TrainingRatings.of(ratings), trace=trace, converged=len(trace) < passes
+    )

@@ -13,12 +13,10 @@ import numpy as np
 from torch import Tensor
 
 from fisherfold.completion.entries import Codes, Floats, merge
-from fisherfold.completion.inference.implicit import new_rows
 from fisherfold.completion.inference.stream import append_members, refine, update_batch
 from fisherfold.completion.model import CompletionModel
 from fisherfold.completion.ratings import Ratings, TrainingRatings
 from fisherfold.completion.training import Settings, SideInformation, fitted
-from fisherfold.distributed import Axis
 
 # The furthest value in units of the scale that new ratings may have: a point estimate has no weights that doubt it.
 _FURTHEST = {"variational": 1e12, "point": 1e6}
@@ -34,8 +32,6 @@ def with_new_rows(
 ) -> CompletionModel:
     """A model of new rows, numbered from 0, and the same columns, which do not move."""
     seen = TrainingRatings.from_entries(rows, columns, values, count)
-    if model.inference == "implicit":
-        return _with_new_implicit_rows(model, seen, count)
     _check_reach(model, values)
     known = model.posterior
     # what the columns know about which rows rated them is of no use here: it speaks of the rows of the fit
@@ -51,22 +47,6 @@ def with_new_rows(
     empty, unknown = side.counts == 0, known.rows.unknown_member()
     side.mean[empty], side.covariance[empty] = unknown.mean, unknown.covariance
     return model.with_rows(replace(side, set_effects=None), seen)
-
-
-def _with_new_implicit_rows(
-    model: CompletionModel, seen: TrainingRatings, count: int
-) -> CompletionModel:
-    axes = Axis.whole(count), Axis.whole(len(model.column_ids))
-    ratings = Ratings.over(
-        axes,
-        seen.rows,
-        seen.columns,
-        seen.values,
-        dtype=model.posterior.rows.mean.dtype,
-        duplicates="sum",
-        device=model.device,
-    )
-    return model.with_rows(new_rows(model.posterior, ratings, model.unobserved_weight), seen)
 
 
 def updated(

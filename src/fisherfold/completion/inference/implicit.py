@@ -1,136 +1,391 @@
-r"""Completion from implicit feedback: clicks or purchases, in which a missing pair is a weak sign of no interest.
+r"""Factors of pairs that were observed or not: weighted least squares over all cells, every row solved exactly.
 
-    Σ_{(i,j) ∈ Ω} w_ij (1 - p_ij)² + α Σ_{all (i,j)} p_ij²,    p_ij = b_i + c_j + ⟨u_i, v_j⟩
+    Σ_{(i,j) ∈ Ω} w_ij (x_ij - p_ij)² + α Σ_{all (i,j)} t_j p_ij² + λ Σ_i |u_i - m_i|² + λ Σ_j |v_j - m_j|²,
+    p_ij = ⟨u_i, v_j⟩,     α = ratio · Σ w / (n m),     t_j ∝ (Σ_i w_ij)^popularity with mean 1
 
-This is the loss of implicit ALS (Hu, Koren and Volinsky 2008, in the form of Rendle et al. 2021); a prediction p is
-large where row i is likely to take up column j. Here it is minus twice a Gaussian log-likelihood times τ: both sides
-keep a Gaussian posterior, and the priors and τ are learnt, so that no ridge has to be chosen. With a_j = (v_j, c_j, 1)
-the evidence about row i is
+x_ij is 1 for an observed pair and 0 for a known dislike. This is the loss of implicit ALS (Hu, Koren and Volinsky 2008)
+with a weight of missing pairs that grows with the popularity of the column (He et al. 2016). Given the columns, row i
+has the normal equations A_i u_i = b_i with
 
-    T_i = α Σ_j E[a_j a_jᵀ] + Σ_{j ∈ Ω_i} w_ij E[a_j a_jᵀ],     h_i = Σ_{j ∈ Ω_i} w_ij E[a_j],
+    A_i = α VᵀTV + λ I + Σ_{j ∈ Ω_i} w_ij v_j v_jᵀ.
 
-whose first sum is one small matrix for all rows: a pass costs what the observed pairs cost.
+VᵀTV is diagonalised once in a pass, so that A_i is a diagonal matrix D plus one term of rank one for each pair. A row
+with fewer pairs than factors is then solved in the space of its pairs (its Gram matrix):
+
+    u_i = d + D⁻¹ Zᵀ (I + Z D⁻¹ Zᵀ)⁻¹ (y - Z d),     Z = W^½ V_Ω,   y = W^½ x,   d = λ D⁻¹ m_i,
+
+which costs n_i² rank instead of n_i rank² + rank³. Its posterior covariance is σ² A_i⁻¹.
 """
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from fisherfold.completion.grouped import Grouped
-from fisherfold.completion.inference.gram import Evidence, moments
-from fisherfold.completion.inference.posterior import CompletionPosterior, Side
-from fisherfold.completion.inference.variational import update_members
 from fisherfold.completion.ratings import Ratings
+from fisherfold.threads import threads
 
-_CHUNK_ENTRIES = 2**18  # of the (n, q, q) working arrays: they stay in the cache
-_SWEEPS = 4  # of the subspace iteration that the fit starts from
+# Entries of the working arrays of a block of rows: they stay in the cache.
+_BLOCK_ENTRIES = 2**20
+# Entries of a row that are gathered at once, where one row is longer than a block.
+_LONG = 2**24
+# Rows of a block are at most this much longer than its shortest.
+_STRETCH = 1.15
+# The size of the random factors from which a fit starts.
+_START = 1.0
 
 
-def fit_implicit(
-    ratings: Ratings,
-    rank: int,
-    *,
-    unobserved_weight: float = 4.0,
-    max_iter: int = 20,
-    tol: float = 1e-2,
-    seed: int = 0,
-    callback: Callable[[CompletionPosterior], None] | None = None,
-) -> CompletionPosterior:
-    """Fit the posterior by coordinate ascent on the evidence lower bound of all pairs.
+@dataclass(frozen=True)
+class Loss:
+    """What weighs how much in the loss.
+
+    Attributes:
+        ratio: the weight of all missing cells over that of all observed pairs.
+        ridge: λ in units of the mean weight of a pair: how strongly factors are held at their prior mean.
+        popularity: the exponent of a column's popularity in the weight of its missing cells.
+    """
+
+    ratio: float
+    ridge: float
+    popularity: float
+
+
+@dataclass
+class Factors:
+    """Factors of both sides, and all that is needed to find those of a new row.
+
+    Attributes:
+        rows: u_i, one line for each row.
+        columns: v_j, one line for each column.
+        alpha: the weight of missing cells, α.
+        column_missing: t_j.
+        ridge: λ.
+        row_prior: m_i of each row, or None for zeros.
+        column_prior: m_j of each column, or None.
+        noise: σ², the mean squared error over all cells by their weights.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    alpha: float
+    column_missing: Tensor
+    ridge: float
+    row_prior: Tensor | None = None
+    column_prior: Tensor | None = None
+    noise: float = 1.0
+
+    @property
+    def rank(self) -> int:
+        """The number of factors."""
+        return self.rows.shape[1]
+
+
+class Blocks:
+    """The pairs of one side in blocks of rows that have about as many pairs."""
+
+    def __init__(self, groups: Grouped) -> None:
+        self.groups = groups
+        self.order = torch.argsort(groups.counts, stable=True)
+        self.lengths = groups.counts[self.order].cpu()
+
+    def plan(self, rank: int) -> list[tuple[int, int]]:
+        """Runs of rows that are solved together, without the rows that have no pairs."""
+        lengths, runs = self.lengths, []
+        first = int(torch.searchsorted(lengths, 1))
+        while first < len(lengths):
+            shortest = int(lengths[first])
+            longest = int(_STRETCH * shortest) + 1
+            last = int(torch.searchsorted(lengths, longest, right=True))
+            each = shortest * rank + min(shortest, rank) ** 2
+            last = min(last, first + max(1, _BLOCK_ENTRIES // each))
+            runs.append((first, last))
+            first = last
+        return runs
+
+    def gather(self, run: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows of a run, and for each the columns and values of its pairs; values beyond its pairs are zero."""
+        rows = self.order[run[0] : run[1]]
+        length = int(self.lengths[run[1] - 1])
+        place = torch.arange(length, device=rows.device)
+        inside = place < self.groups.counts[rows][:, None]
+        at = self.groups.offsets[rows].long()[:, None] + place
+        columns, values = self.groups.at(at.clamp_(max=self.groups.n_ratings - 1).flatten())
+        return rows, columns.view(at.shape), values.view(at.shape) * inside
+
+
+@dataclass(frozen=True)
+class _Given:
+    """One side as the other is solved against: in the basis that makes Σ t v vᵀ diagonal."""
+
+    table: Tensor  # the factors in that basis
+    spectrum: Tensor  # the diagonal
+    basis: Tensor  # its vectors
+
+    @classmethod
+    def of(cls, factors: Tensor, weights: Tensor | None) -> _Given:
+        weighted = factors if weights is None else factors * weights[:, None]
+        gram = (weighted.T @ factors).double()
+        spectrum, basis = torch.linalg.eigh((gram + gram.T) / 2)
+        basis = basis.to(factors)
+        return cls(factors @ basis, spectrum.clamp(min=0).to(factors), basis)
+
+
+@dataclass
+class _Block:
+    """A run of rows and its normal equations."""
+
+    rows: Tensor
+    pairs: Tensor  # Z
+    target: Tensor  # y
+    diagonal: Tensor  # D
+    start: Tensor | None  # d
+
+    def solve(self) -> Tensor:
+        """The solutions, in the basis of the given side."""
+        rest = self.target
+        if self.start is not None:
+            rest = rest - torch.bmm(self.pairs, self.start[..., None])[..., 0]
+        if self.pairs.shape[1] < self.pairs.shape[2]:
+            scaled, root = self._gram_root()
+            inner = torch.cholesky_solve(rest[..., None], root)
+            found = torch.bmm(scaled.mT, inner)[..., 0]
+        else:
+            pull = torch.bmm(self.pairs.mT, rest[..., None])
+            found = torch.cholesky_solve(pull, self._precision_root())[..., 0]
+        return found if self.start is None else found + self.start
+
+    def variances(self) -> Tensor:
+        """The diagonals of the A⁻¹, in the same basis."""
+        if self.pairs.shape[1] < self.pairs.shape[2]:
+            scaled, root = self._gram_root()
+            half = torch.linalg.solve_triangular(root, scaled, upper=False)
+            return (1 / self.diagonal - half.square().sum(1)).clamp_(min=0)
+        return torch.cholesky_inverse(self._precision_root()).diagonal(dim1=1, dim2=2)
+
+    def _gram_root(self) -> tuple[Tensor, Tensor]:
+        scaled = self.pairs / self.diagonal[:, None]
+        gram = torch.bmm(scaled, self.pairs.mT)
+        gram.diagonal(dim1=1, dim2=2).add_(1)
+        return scaled, _root(gram)
+
+    def _precision_root(self) -> Tensor:
+        precision = torch.bmm(self.pairs.mT, self.pairs)
+        precision.diagonal(dim1=1, dim2=2).add_(self.diagonal)
+        return _root(precision)
+
+
+def _root(matrices: Tensor) -> Tensor:
+    """Cholesky factors, in float64 where float32 is too coarse."""
+    root, info = torch.linalg.cholesky_ex(matrices)
+    if not bool(info.any()):
+        return root
+    finer = matrices.double()
+    finer.diagonal(dim1=1, dim2=2).mul_(1 + 1e-7)
+    root, info = torch.linalg.cholesky_ex(finer)
+    if bool(info.any()):
+        raise ArithmeticError("the weights of pairs are too far apart: divide them by their median")
+    return root.to(matrices)
+
+
+@dataclass
+class HalfPass:
+    """One side to be solved given the other.
+
+    Attributes:
+        given: the factors of the other side.
+        blocks: the pairs of this side.
+        missing: the weight of missing cells of each member of this side.
+        ridge: λ.
+        weights: t of the members of the other side, or None for ones.
+        prior: the prior means of this side, or None for zeros.
+    """
+
+    given: Tensor
+    blocks: Blocks
+    missing: Tensor
+    ridge: float
+    weights: Tensor | None = None
+    prior: Tensor | None = None
+    _given: _Given = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._given = _Given.of(self.given, self.weights)
+        if self.prior is not None:
+            self.prior = self.prior @ self._given.basis
+
+    def solve(self) -> Tensor:
+        """The factors of this side."""
+        return self._each(_Block.solve, self._without_pairs()) @ self._given.basis.T
+
+    def variances(self) -> Tensor:
+        """The diagonals of the posterior covariances over σ², in the basis of the factors that were given.
+
+        They are those of the basis in which the missing cells have a diagonal Gram matrix, turned as if diagonal.
+        """
+        found = self._each(_Block.variances, 1 / self._diagonal(slice(None)))
+        return found @ self._given.basis.T.square()
+
+    def _diagonal(self, rows: Tensor | slice) -> Tensor:
+        return self.missing[rows][:, None] * self._given.spectrum + self.ridge
+
+    def _start(self, rows: Tensor | slice, diagonal: Tensor) -> Tensor | None:
+        return None if self.prior is None else self.ridge * self.prior[rows] / diagonal
+
+    def _without_pairs(self) -> Tensor:
+        start = self._start(slice(None), self._diagonal(slice(None)))
+        if start is not None:
+            return start
+        return self.given.new_zeros(len(self.blocks.order), self.given.shape[1])
+
+    def _block(self, run: tuple[int, int]) -> _Block:
+        rows, columns, values = self.blocks.gather(run)
+        root = values.abs().sqrt_()
+        table = self._given.table
+        pairs = table.index_select(0, columns.flatten()).view(*columns.shape, table.shape[1])
+        pairs.mul_(root[..., None])
+        diagonal = self._diagonal(rows)
+        target = torch.where(values > 0, root, torch.zeros_like(root))
+        return _Block(rows, pairs, target, diagonal, self._start(rows, diagonal))
+
+    def _each(self, work: Callable[[_Block], Tensor], found: Tensor) -> Tensor:
+        def run(part: tuple[int, int]) -> None:
+            block = self._block(part)
+            found[block.rows] = work(block)
+
+        parts = self.blocks.plan(found.shape[1])
+        workers = torch.get_num_threads() if found.device.type == "cpu" else 1
+        if workers == 1 or len(parts) < workers:
+            for part in parts:
+                run(part)
+            return found
+        with threads(1), ThreadPoolExecutor(workers) as pool:
+            list(pool.map(run, reversed(parts)))  # long rows first
+        return found
+
+
+class ImplicitFit:
+    """Coordinate descent on the loss: a pass solves all rows, then all columns.
 
     Example:
+        >>> from fisherfold.completion.ratings import Ratings
         >>> pairs = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1], [2, 2], [2, 3], [3, 2]]).T
-        >>> posterior = fit_implicit(Ratings(*pairs, torch.ones(7), shape=(4, 4)), 1)
-        >>> liked, not_liked = posterior.predict(torch.tensor([3, 3]), torch.tensor([3, 0]))[0].tolist()
+        >>> fit = ImplicitFit(Ratings(*pairs, torch.ones(7), shape=(4, 4)), Loss(4.0, 0.1, 0.0), 2)
+        >>> factors = fit.run(5)
+        >>> liked, not_liked = (factors.rows[3] @ factors.columns[[3, 0]].T).tolist()
         >>> liked > not_liked
         True
     """
-    weight = ratings.add(ratings.by_row.values())
-    amount = weight + unobserved_weight * ratings.shape[0] * ratings.shape[1]
-    posterior, began = _start(ratings, rank, seed), time.perf_counter()
-    posterior.noise_precision = 2 * amount / weight
-    table = moments(posterior.columns.mean, posterior.columns.covariance)
-    previous = -math.inf
-    for iteration in range(1, max_iter + 1):
-        for side, groups in (
-            (posterior.rows, ratings.by_row),
-            (posterior.columns, ratings.by_column),
-        ):
-            table, residual = _update_side(
-                side, table, groups, posterior.noise_precision, unobserved_weight
-            )
-            posterior.weighted_sse = float(residual.sum(dtype=torch.float64))
-            posterior.noise_precision = amount / posterior.weighted_sse
-            side.update_prior()
-            side.invalidate()
-        tau = posterior.noise_precision
-        bound = 0.5 * amount * math.log(tau / (2 * math.pi)) - 0.5 * tau * posterior.weighted_sse
-        bound = (
-            bound + posterior.rows.bound(0.0) + posterior.columns.bound(0.0)
-        ) / ratings.n_ratings
-        seconds = time.perf_counter() - began
-        posterior.trace.append(
-            {"iteration": iteration, "seconds": seconds, "bound": bound, "noise": tau**-0.5}
+
+    def __init__(
+        self,
+        ratings: Ratings,
+        loss: Loss,
+        rank: int,
+        *,
+        seed: int = 0,
+        start: Tensor | None = None,
+        features: tuple[Tensor | None, Tensor | None] = (None, None),
+    ) -> None:
+        """Prepare a fit.
+
+        Args:
+            ratings: the pairs; the value is the weight of a pair, negative for a known dislike.
+            loss: what weighs how much.
+            rank: the number of factors.
+            seed: of the random start.
+            start: factors of the columns to start from; further factors are random, those beyond the rank are left out.
+            features: centred tables of what is known of the rows and of the columns, or None.
+        """
+        self.ratings, self.features = ratings, features
+        self.blocks = Blocks(ratings.by_row), Blocks(ratings.by_column)
+        n, m = ratings.shape
+        amounts = [_amounts(groups) for groups in (ratings.by_row, ratings.by_column)]
+        total = float(amounts[0].sum(dtype=torch.float64))
+        alpha = loss.ratio * total / (n * m)
+        in_pairs = amounts[1] * (ratings.n_ratings / total)
+        popularity = in_pairs.clamp(min=1).pow(loss.popularity)
+        columns = _start(m, rank, seed, start, ratings)
+        self.factors = Factors(
+            columns.new_zeros(n, rank),
+            columns,
+            alpha,
+            popularity / popularity.mean(),
+            loss.ridge * total / ratings.n_ratings,
         )
-        posterior.converged = bound - previous < tol
-        previous = bound
-        if callback is not None:
-            callback(posterior)
-        if posterior.converged:
-            break
-    return posterior
+
+    def run(self, passes: int, watch: Callable[[int, Factors], bool] | None = None) -> Factors:
+        """Do some passes; ``watch`` is called after each and may end them by returning True."""
+        found = self.factors
+        for number in range(1, passes + 1):
+            found.rows = half_pass(found, self.blocks[0], of_columns=False).solve()
+            found.row_prior = _explained(found.rows, self.features[0])
+            found.columns = half_pass(found, self.blocks[1], of_columns=True).solve()
+            found.column_prior = _explained(found.columns, self.features[1])
+            if watch is not None and watch(number, found):
+                break
+        found.noise = self.mean_loss()
+        return found
+
+    def mean_loss(self) -> float:
+        """The mean squared error over all cells by their weights."""
+        found, groups = self.factors, self.ratings.by_row
+        weighted = found.columns * found.column_missing[:, None]
+        gram = (found.rows.T @ found.rows).double() * (weighted.T @ found.columns).double()
+        missing = found.alpha * float(gram.sum())
+        observed = 0.0
+        total = 0.0
+        step = max(1, _LONG // found.rank)
+        for start in range(0, groups.n_ratings, step):
+            stop = min(start + step, groups.n_ratings)
+            i, j = groups.groups(start, stop).long(), groups.indices(start, stop).long()
+            weights = groups.values(start, stop)
+            score = (found.rows[i] * found.columns[j]).sum(1)
+            off = (weights > 0).to(score) - score
+            observed += float((weights.abs() * off.square()).sum(dtype=torch.float64))
+            total += float(weights.abs().sum(dtype=torch.float64))
+        cells = found.alpha * len(found.rows) * len(found.columns)
+        return (observed + missing) / (total + cells)
 
 
-def new_rows(posterior: CompletionPosterior, ratings: Ratings, unobserved_weight: float) -> Side:
-    """The posterior of rows that were not in the fit, given the columns, which do not move."""
-    known, columns = posterior.rows, posterior.columns
-    mean = known.center.expand(ratings.n_rows, -1).clone()
-    side = Side.start(mean, ratings.row_counts, known.start_variance, has_offset=True)
-    side.precision, side.center = known.precision, known.center
-    table = moments(columns.mean, columns.covariance)
-    _update_side(side, table, ratings.by_row, posterior.noise_precision, unobserved_weight)
-    empty, unknown = ratings.row_counts == 0, known.unknown_member()
-    side.mean[empty], side.covariance[empty] = unknown.mean, unknown.covariance
-    return side
+def half_pass(factors: Factors, blocks: Blocks, *, of_columns: bool) -> HalfPass:
+    """The problem of one side given the other; the rows may be others than those of the fit."""
+    n = blocks.groups.n_groups
+    if of_columns:
+        missing = factors.alpha * factors.column_missing
+        return HalfPass(factors.rows, blocks, missing, factors.ridge, prior=factors.column_prior)
+    missing = factors.columns.new_full((n,), factors.alpha)
+    prior = factors.row_prior if factors.row_prior is None or len(factors.row_prior) == n else None
+    weights = factors.column_missing
+    return HalfPass(factors.columns, blocks, missing, factors.ridge, weights, prior)
 
 
-def _start(ratings: Ratings, rank: int, seed: int) -> CompletionPosterior:
-    """The leading singular vectors of the table of zeros and ones, without offsets."""
+def _amounts(groups: Grouped) -> Tensor:
+    """The summed weights of the pairs of each member."""
+    found = torch.zeros(groups.n_groups, dtype=torch.float64, device=groups.offsets.device)
+    found.index_add_(0, groups.groups().long(), groups.values().abs().double())
+    return found.to(groups.dtype)
+
+
+def _start(m: int, rank: int, seed: int, given: Tensor | None, ratings: Ratings) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    rows, columns = ratings.by_row, ratings.by_column
-    right = torch.randn(ratings.n_columns, rank, generator=generator).to(rows.stored_values)
-    for _ in range(_SWEEPS):
-        left = rows.sums({0: torch.linalg.qr(right)[0].contiguous()})[0]
-        right = columns.sums({0: torch.linalg.qr(left)[0].contiguous()})[0]
-    # directions that are all but empty start small and are left to the fit
-    strength = right.norm(dim=0).clamp(min=1e-3)
-    means = torch.linalg.qr(left)[0] * strength.sqrt(), right / strength.sqrt()
-    sides = []
-    for mean, counts in zip(means, (ratings.row_counts, ratings.column_counts), strict=True):
-        start = torch.cat([mean, mean.new_zeros(len(mean), 1)], dim=1)
-        sides.append(Side.start(start, counts, start.square().mean(0) + 1e-3, has_offset=True))
-    return CompletionPosterior(sides[0], sides[1], 1.0, 0.0, ratings.n_ratings)
+    found = torch.randn(m, rank, generator=generator) * (_START / rank**0.5)
+    found = found.to(ratings.by_row.stored_values)
+    if given is not None:
+        width = min(rank, given.shape[1])
+        found[: len(given), :width] = given[:, :width]
+    return found
 
 
-def _update_side(
-    side: Side, table: Tensor, groups: Grouped, tau: float, alpha: float
-) -> tuple[Tensor, Tensor]:
-    """Set one side to its optimum given the other's moments; its own moments, and the expected loss of each member."""
-    n, size = side.mean.shape
-    everyone = alpha * table.sum(0, dtype=torch.float64).to(table)
-    moments_of_side, residual = table.new_empty(n, table.shape[1]), table.new_empty(n)
-    chunk = max(256, _CHUNK_ENTRIES // size**2)
-    for first in range(0, n, chunk):
-        part = slice(first, min(first + chunk, n))
-        observed = groups.sums({1: table}, part.start, part.stop)[0]
-        cross = observed[:, -size - 1 :]
-        evidence = Evidence(observed + everyone, cross, cross[:, -1])
-        moments_of_side[part], residual[part] = update_members(
-            side, part, evidence, side.center[None], tau
-        )
-    return moments_of_side, residual
+def _explained(factors: Tensor, features: Tensor | None) -> Tensor | None:
+    """The part of factors that features explain: ridge regression, one pseudo-count for each feature."""
+    if features is None:
+        return None
+    gram = (features.T @ features).double()
+    gram.diagonal().add_(1.0)
+    effects = torch.linalg.solve(gram, (features.T @ factors).double())
+    return features @ effects.to(factors)
