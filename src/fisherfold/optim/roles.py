@@ -76,7 +76,11 @@ def findings_of(model: nn.Module, flow: Mapping[int, Use] | None = None) -> dict
         heads = [name for name, use in uses.items() if use is not None and use.ends]
         reason = "head: no other weight follows"
     else:
-        heads, reason = _named_heads(hidden), "head, by its name or place"
+        heads = _named_heads(hidden)
+        modules = [name.split(".")[:2] for name, _ in model.named_modules()]
+        if not heads and not any(HEADS & set(parts) for parts in modules):
+            heads = hidden[-1:]
+        reason = "head, by its name or place"
     for name in heads:
         found[name] = Finding("head", found[name].layout, reason)
     return found
@@ -109,14 +113,14 @@ def _directed(p: Tensor, layout: Layout) -> bool:
 
 
 def _named_heads(hidden: list[str]) -> list[str]:
-    """The last matrices of children with the name of a head, or the last of all."""
+    """The last matrices of children with the name of a head."""
     last: dict[str, str] = {}
     for name in hidden:
         parts = name.split(".")
         depth = next((i for i, part in enumerate(parts[:2]) if part in HEADS), None)
         if depth is not None:
             last[".".join(parts[: depth + 1])] = name
-    return [*last.values()] or hidden[-1:]
+    return [*last.values()]
 
 
 # ---------------------------------------------------------------------- data flow
@@ -166,7 +170,7 @@ def uses_of(outputs: Iterable[Any], parameters: Iterable[Tensor]) -> dict[int, U
         mine = found.setdefault(key, Use(product, False))
         mine.product &= product
         second = argument == _factors(kind).stop - 1
-        mine.swapped |= second != (turns % 2 == 1) and "mm" in kind
+        mine.swapped |= turns in {0, 1} and second != (turns == 1) and "mm" in kind
     for key in graph.ends():
         if key in found:
             found[key].ends = True
@@ -223,8 +227,9 @@ class _Graph:
                 for user, argument in self.users.get(here, []):
                     kind = _kind(user)
                     if kind in LINKS and argument == 0:
-                        turn = kind in {"t", "transpose", "permute"}
-                        waiting.append((user, turns + turn))
+                        # einsum permutes in its own ways: rows are then taken as they lie
+                        turned = turns ^ 1 if kind in {"t", "transpose"} else turns
+                        waiting.append((user, 2 if kind == "permute" else turned))
                     else:
                         yield key, (user, argument, turns)
 
