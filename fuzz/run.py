@@ -3,7 +3,8 @@
     python fuzz/run.py --minutes 5
 
 An input that breaks a target is written to ``fuzz/crash-TARGET-...``; add it to
-``tests/corpus/TARGET`` with the fix.
+``tests/corpus/TARGET`` with the fix. An input with an answer that no other one had becomes a seed,
+and is kept in ``fuzz/grown/TARGET`` for the next run.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from targets import TARGETS, mutation, seeds
+from targets import TARGETS, mutation, outcome, seeds
+
+GROWN = Path(__file__).parent / "grown"
 
 
 @contextlib.contextmanager
@@ -43,15 +46,24 @@ def main() -> None:
     options = parser.parse_args()
     chance = random.Random(options.seed)
     failures = 0
-    for name, target in TARGETS.items():
-        corpus = seeds(name)
+    for name in TARGETS:
+        corpus = seeds(name, GROWN)
+        known: set[str] = set()
+        with no_standard_error():
+            for content in corpus:
+                known.add(outcome(name, content))
         count = 0
         end = time.monotonic() + options.minutes * 60 / len(TARGETS)
         while time.monotonic() < end:
             content = mutation(chance, corpus)
             try:
                 with no_standard_error():
-                    target(content)
+                    answer = outcome(name, content)
+                if answer not in known:
+                    known.add(answer)
+                    corpus.append(content)
+                    (GROWN / name).mkdir(parents=True, exist_ok=True)
+                    (GROWN / name / hashlib.sha256(content).hexdigest()[:16]).write_bytes(content)
             except Exception as error:
                 file = (
                     Path(__file__).parent
@@ -64,7 +76,7 @@ def main() -> None:
                     flush=True,
                 )
             count += 1
-        print(f"{name}: {count:,} inputs", flush=True)
+        print(f"{name}: {count:,} inputs, {len(known)} different answers", flush=True)
     raise SystemExit(1 if failures else 0)
 
 

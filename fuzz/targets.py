@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import json
 import random
+import re
 import shutil
 import tempfile
 import warnings
@@ -29,9 +30,12 @@ _FOLDER = Path(tempfile.mkdtemp(prefix="fisherfold-fuzz-"))
 atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
 
 
+_answers: list[str] = []  # of the target that runs
+
+
 @contextlib.contextmanager
 def sentence():
-    """The only way to fail: a ValueError that says something."""
+    """The only way to fail: a ValueError with a message."""
     said = "nothing went wrong"
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -40,6 +44,14 @@ def sentence():
     except ValueError as error:
         said = str(error)
     assert said.strip()
+    _answers.append(said)
+
+
+def outcome(name: str, content: bytes) -> str:
+    """Run a target; what it answered, without the numbers and names in it."""
+    _answers.clear()
+    TARGETS[name](content)
+    return re.sub(r"'[^']*'|/\S*|[\d.,]+", "", " | ".join(_answers))
 
 
 def _write(content: bytes, name: str) -> Path:
@@ -151,9 +163,10 @@ _PIECES = (
 )
 
 
-def seeds(name: str) -> list[bytes]:
-    """The honest files of a target, and every input that ever broke it."""
-    return [path.read_bytes() for path in sorted((CORPUS / name).iterdir()) if path.is_file()]
+def seeds(name: str, *more: Path) -> list[bytes]:
+    """The honest files of a target, every input that ever broke it, and those of other folders."""
+    folders = [folder / name for folder in (CORPUS, *more) if (folder / name).is_dir()]
+    return [path.read_bytes() for folder in folders for path in sorted(folder.iterdir())]
 
 
 def mutation(chance: random.Random, corpus: list[bytes]) -> bytes:
