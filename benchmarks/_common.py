@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -51,18 +51,10 @@ def peer(name: str) -> ModuleType:
         raise Missing(missing_module(error)) from error
 
 
-def installed(names: Iterable[str], module: Callable[[str], str] = str) -> list[str]:
-    """Return those of ``names`` whose module can be found, and print which are left out."""
-    from importlib.util import find_spec
-
-    found = []
-    for name in names:
-        if find_spec(module(name)):
-            found.append(name)
-        else:
-            package = PACKAGES.get(module(name), module(name))
-            print(f"left out: {name} (pip install {package})", flush=True)
-    return found
+def left_out(error: ImportError) -> str:
+    """Say which peer is left out because a package is missing, and how to get it."""
+    advice = missing_module(error) if isinstance(error, ModuleNotFoundError) else ""
+    return f"left out: {advice or error}"
 
 
 def names(text: str) -> list[str]:

@@ -30,6 +30,8 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks._common import PACKAGES
+
 SMOKE = (
     "--tools fisherfold fisherfold-point --seeds 0 --threads 1 --only movielens1m-5 jester1-5 "
     "--results {folder}/results.jsonl",
@@ -381,7 +383,8 @@ def jobs(args):
 def run(args) -> None:
     done = {_key(r) for r in _records(args.results) if "tool" in r}
     missing = [tool for tool in args.tools if not available(tool)]
-    print("left out, not installed:", ", ".join(missing) or "nothing")
+    for tool in missing:
+        print(f"left out: {tool} (pip install {PACKAGES.get(tool, tool.partition('-')[0])})")
     args.tools = [tool for tool in args.tools if tool not in missing]
     began = time.perf_counter()
     failed = False

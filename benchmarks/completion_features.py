@@ -30,6 +30,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from benchmarks._common import left_out
 from fisherfold import MatrixCompletion
 
 SMOKE = (
@@ -372,7 +373,7 @@ def cold(names: list[str], seeds: list[int], sweeps: int) -> None:
                     runs = [fit_myfm(*part, features, 10, sweeps, **options) for part in parts]
                     show(f"{label} myFM, {kind}, {sweeps} sweeps", runs)
             except ImportError as error:
-                print(error)
+                print(left_out(error))
 
 
 def tune() -> None:

@@ -20,6 +20,8 @@ from argparse import ArgumentParser, Namespace
 
 import numpy as np
 
+from benchmarks._common import left_out
+
 SMOKE = (
     "ranks --ranks 2 --tools fisherfold",
     "thin --tables 1e4x2000x200 --tools fisherfold",
@@ -158,8 +160,8 @@ def report(name: str, tool: str, parts, rank: int, **options) -> None:
     train, (i, j, x) = parts
     try:
         seconds, passes, predict = FITS[tool](train, rank, **options)
-    except ImportError:
-        print(f"{name:28} {tool} is not installed")
+    except ImportError as error:
+        print(f"{name:28} {left_out(error)}")
         return
     error = np.clip(predict(i, j), train[2].min(), train[2].max()) - x
     note = "".join(f" {key} {value:g}" for key, value in options.items())

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks._common import left_out
 from fisherfold.optim import MKFAC, SphereOptimizer
 
 SMOKE = "--rounds 1 --batch 2 --damping 0.1"
@@ -203,7 +204,7 @@ def methods(damping: float, x: Tensor) -> dict[str, Callable[[int, Tensor, Tenso
         try:
             found[name] = make(fresh(), damping)
         except ImportError as error:
-            print(f"{name} is not installed: {error}")
+            print(f"{name}: {left_out(error)}")
     return found
 
 

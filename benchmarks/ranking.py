@@ -23,6 +23,7 @@ import numpy as np
 import polars as pl
 import scipy.sparse as sp
 
+from benchmarks._common import left_out
 from benchmarks.implicit_feedback import last_fifth
 from benchmarks.implicit_feedback import load as load_pairs
 from fisherfold import MatrixCompletion, datasets
@@ -256,7 +257,7 @@ def main(given: Namespace) -> None:
                 for rank, strength in grid
             ]
         except ImportError as error:
-            print(f"| {name} | not run: {error} |")
+            print(f"| {name} | {left_out(error)} |")
             continue
         rank, strength = grid[int(np.argmax(tried))]
         ndcg, recall, coverage, seconds = scored(run, train, test, rank=rank, strength=strength)

@@ -19,6 +19,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from benchmarks._common import left_out
+
 SMOKE = "--rows 300 --columns 200 --ratings 3000 --threads 1"
 
 
@@ -107,8 +109,8 @@ def main(given: Namespace) -> None:
     try:
         import implicit
         import scipy.sparse as sp
-    except ImportError:
-        print("implicit is not installed", file=sys.stderr)
+    except ImportError as error:
+        print(left_out(error), file=sys.stderr)
     else:
         peer = implicit.als.AlternatingLeastSquares(
             factors=given.rank + 2, num_threads=given.threads
@@ -137,8 +139,8 @@ def main(given: Namespace) -> None:
         )
     try:
         import faiss
-    except ImportError:
-        print("faiss is not installed", file=sys.stderr)
+    except ImportError as error:
+        print(left_out(error), file=sys.stderr)
     else:
         faiss.omp_set_num_threads(given.threads)
         index = faiss.IndexFlatIP(given.rank + 2)
