@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         completion,
         datasets,
         distributed,
+        factors,
         fisher,
         manifolds,
         optim,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         MatrixCompletion,
         MatrixCompletionCV,
     )
+    from fisherfold.factors import FactorAnalysis
     from fisherfold.fisher import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
     from fisherfold.manifolds import check_retraction
     from fisherfold.optim import KFAC, MKFAC, SGDG, SphereOptimizer, find_scale_invariant
@@ -57,6 +59,7 @@ _HOMES = {
             "MatrixCompletionCV",
         ),
         "subspace": ("SubspaceClassifier", "SubspaceRegressor"),
+        "factors": ("FactorAnalysis",),
         "problems": (
             "GaussianModel",
             "LossProblem",
@@ -80,6 +83,7 @@ __all__ = [
     "SGDG",
     "Bernoulli",
     "Categorical",
+    "FactorAnalysis",
     "Gaussian",
     "GaussianModel",
     "ImplicitCompletion",
@@ -102,6 +106,7 @@ __all__ = [
     "completion",
     "datasets",
     "distributed",
+    "factors",
     "find_scale_invariant",
     "fisher",
     "manifolds",

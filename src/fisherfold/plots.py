@@ -1,4 +1,4 @@
-"""Pictures of fits: calibration of intervals, convergence and factors.
+"""Pictures of fits: calibration of intervals, convergence, factors and loadings.
 
 Each function returns the axis it drew in.
 """
@@ -108,6 +108,46 @@ def plot_factors(
     for point, label in zip(points, labels if labels is not None else (), strict=False):
         ax.annotate(str(label), (point[axes[0]], point[axes[1]]), fontsize=7)
     ax.set(xlabel=f"principal axis {axes[0] + 1}", ylabel=f"principal axis {axes[1] + 1}")
+    return ax
+
+
+def plot_loadings(
+    model: Any,
+    labels: Sequence[str] | None = None,
+    *,
+    level: float = 0.9,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw the loadings of a factor analysis with their confidence intervals.
+
+    Args:
+        model: a fitted ``FactorAnalysis``.
+        labels: names of the variables; those of the fit if not given.
+        level: the probability with which an interval is to hold the truth.
+        ax: where to draw; a new axis if not given.
+
+    Example:
+        >>> from fisherfold import FactorAnalysis
+        >>> x = np.random.default_rng(0).normal(size=(50, 1)) + np.eye(4)[np.arange(50) % 4]
+        >>> plot_loadings(FactorAnalysis(1).fit(x)).get_xlabel()
+        'loading, 90 % intervals'
+    """
+    ax = _axis(ax)
+    low, high = model.interval(level)
+    variables, factors = model.loadings_.shape
+    if labels is None:
+        labels = getattr(model, "feature_names_in_", [f"x{i}" for i in range(variables)])
+    places = np.arange(variables, dtype=float)
+    for factor in range(factors):
+        centre = model.loadings_[:, factor]
+        reach = np.stack([centre - low[:, factor], high[:, factor] - centre])
+        height = places + 0.6 * ((factor + 0.5) / factors - 0.5)
+        ax.errorbar(centre, height, xerr=reach, fmt="o", markersize=4, label=f"factor {factor + 1}")
+    ax.axvline(0, color="grey", linewidth=1)
+    ax.set_yticks(places, list(map(str, labels)))
+    ax.invert_yaxis()
+    ax.set_xlabel(f"loading, {100 * level:.0f} % intervals")
+    ax.legend()
     return ax
 
 
