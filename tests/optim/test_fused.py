@@ -28,6 +28,7 @@ WEIGHTS = {
     "wide, channels last": ((20, 18, 3, 3), 1, True),
     "several tiles": ((70, 90), 1, False),
     "three parts": ((48, 16), 3, False),
+    "long rows": ((6, 2100), 1, False),
     "depthwise": ((10, 1, 3, 3), 10, False),
 }
 

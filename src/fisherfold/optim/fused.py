@@ -126,7 +126,7 @@ class FusedStep:
             FloatingPointError: with the name of one such parameter, all of which are as they were before that step.
         """
         if self._copied is not None:
-            if not self._copied.query():
+            if torch.cuda.is_current_stream_capturing() or not self._copied.query():
                 return
             self._copied = None
         if found := int(self._seen):
@@ -164,7 +164,9 @@ class FusedStep:
                 with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
                     self._launch()
             self._graph.replay()
-        if not capturing and self.device.type == "cuda" and self._copied is None:
+        if capturing or self.device.type != "cuda":
+            return
+        if self._copied is None or self._copied.query():
             self._seen.copy_(self._flag, non_blocking=True)
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()
