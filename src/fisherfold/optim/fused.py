@@ -97,6 +97,7 @@ class FusedStep:
         self._names = [item.name for item in items]
         self.device = items[0].parameter.device
         self.parameters = [item.parameter for item in items]
+        self.served = {id(p) for p in self.parameters}
         self._places = [p.data_ptr() for p in self.parameters]
         narrow = [item for item in items if item.weight.dtype != item.parameter.dtype]
         self._narrow = [item.parameter.detach() for item in narrow]

@@ -294,6 +294,8 @@ class SphereOptimizer(torch.optim.Optimizer):
         for step in self._fused or ():
             step.step(factor)
         for group in self.param_groups:
+            if served.issuperset(map(id, group["params"])):
+                continue
             entries = [
                 entry
                 for entry in entries_of(group)
@@ -323,9 +325,10 @@ class SphereOptimizer(torch.optim.Optimizer):
                 "this step is captured in a CUDA graph: its replays keep the rates of the capture, and schedules have "
                 "no effect on them; without a graph of yours the step captures itself, and follows its rates",
             )
-        rates = [factor * g["lr"] for g in self.param_groups if g["rule"] == "spheres"]
-        self._check_angle(torch.tensor([rate for rate in rates if not isinstance(rate, Tensor)]))
-        return {id(p) for step in self._fused for p in step.parameters}
+        rates = [g["lr"] for g in self.param_groups if g["rule"] == "spheres"]
+        if "angle" not in self._said and any(factor * rate > MAX_ANGLE for rate in rates):
+            self._check_angle(torch.tensor(rates))
+        return set().union(*(step.served for step in self._fused))
 
     def _fuse(self) -> list[FusedStep]:
         """The fused steps, where there are GPUs that have the kernels."""
@@ -430,25 +433,17 @@ class SphereOptimizer(torch.optim.Optimizer):
 
     def _check_gradients(self, served: set[int]) -> None:
         """Raise for gradients that cannot be used; fused steps look for infinities themselves."""
-        pairs = [
-            (e, local(e.parameter.grad)) for e in self._entries() if e.parameter.grad is not None
-        ]
-        for entry, g in pairs:
-            if g.is_sparse:
-                raise ValueError(
-                    f"the gradient of {entry.name} is sparse, which is not supported: build the embedding with "
-                    "sparse=False"
-                )
-            if g.is_complex():
-                raise ValueError(
-                    f"the gradient of {entry.name} is complex, which is not supported: keep the parameter as "
-                    "torch.view_as_real of it"
-                )
-        pairs = [(e, g) for e, g in pairs if id(e.parameter) not in served]
-        gradients = [g for _, g in pairs]
-        if not gradients or _capturing():
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        if any(
+            p.grad is not None and (p.grad.is_sparse or p.grad.is_complex()) for p in parameters
+        ):
+            self._raise_for_kind()
+        left = {id(p) for p in parameters if p.grad is not None} - served
+        if not left or _capturing():
             return
-        sizes = torch._foreach_norm(gradients, float("inf"))
+        entries = [e for e in self._entries() if id(e.parameter) in left]
+        pairs = [(e, local(e.parameter.grad)) for e in entries]  # type: ignore[arg-type]
+        sizes = torch._foreach_norm([g for _, g in pairs], float("inf"))
         bad = not bool(
             torch.isfinite(torch.stack([s.float().to(sizes[0].device) for s in sizes])).all()
         )
@@ -466,6 +461,20 @@ class SphereOptimizer(torch.optim.Optimizer):
             f"the gradient of {listed} is not finite; parameters are unchanged. Lower the learning rate, clip "
             "gradients, or use torch.amp.GradScaler with float16"
         )
+
+    def _raise_for_kind(self) -> None:
+        for entry in self._entries():
+            g = entry.parameter.grad
+            if g is not None and g.is_sparse:
+                raise ValueError(
+                    f"the gradient of {entry.name} is sparse, which is not supported: build the embedding with "
+                    "sparse=False"
+                )
+            if g is not None and g.is_complex():
+                raise ValueError(
+                    f"the gradient of {entry.name} is complex, which is not supported: keep the parameter as "
+                    "torch.view_as_real of it"
+                )
 
     def _warn_once(self, key: str, message: str) -> None:
         if key not in self._said:
@@ -485,7 +494,7 @@ class SphereOptimizer(torch.optim.Optimizer):
 
     def _look_at_model(self, steps: int) -> None:
         """Take up parameters that have been exchanged, and warn of what is not as it was."""
-        missing = sum(e.parameter.grad is None for e in self._entries())
+        missing = sum(p.grad is None for group in self.param_groups for p in group["params"])
         changed, self._seen = missing != self._seen, missing
         if not changed and steps % LOOK_EVERY:
             return
