@@ -91,6 +91,18 @@ def test_copies_go_on_as_the_original(name, how):
     assert same(net, twin)
 
 
+def test_a_copy_of_the_model_before_the_first_step():
+    """As trainers make for an average: what watches the data flow stays with the original."""
+    net = bn_net()
+    optimizer = SphereOptimizer(net)
+    for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        twin(torch.randn(8, 6)).sum().backward()
+    assert not optimizer._flow.outputs
+    train(net, optimizer, 1, 1)
+    assert "by the data flow" in optimizer.report()
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
+
+
 def test_a_copy_of_the_model_alone_does_not_collect():
     net = bn_net()
     optimizer = MAKERS["natural"](net)

@@ -13,6 +13,9 @@ from torch import nn
 from fisherfold.optim.grouping import groups_of, treatments_of, unwrap
 from fisherfold.optim.optimizer import SphereOptimizer
 
+# The learning_rate of TrainingArguments where none is set.
+HF_RATE = 5e-5
+
 
 class Groups(list[dict[str, Any]]):
     """Parameter groups that know their model, whose data flow the optimizer looks at."""
@@ -80,6 +83,34 @@ class TrainerFactory:
         >>> len(TrainerFactory()(model, **options).param_groups)
         3
     """
+
+    @classmethod
+    def of(cls, args: Any, **options: Any) -> tuple[type[TrainerFactory], dict[str, Any]]:
+        """What ``Trainer(optimizer_cls_and_kwargs=...)`` takes, from its ``TrainingArguments``.
+
+        Args:
+            args: of the trainer: ``learning_rate`` is the angle; ``weight_decay``, ``adam_beta1``, ``adam_beta2`` and
+                ``adam_epsilon`` are those of AdamW.
+            **options: further ones of ``SphereOptimizer``.
+
+        Returns:
+            The factory and its options.
+
+        Raises:
+            ValueError: if ``learning_rate`` is that of AdamW by default, which is no angle.
+        """
+        if args.learning_rate == HF_RATE:
+            raise ValueError(
+                f"learning_rate is {HF_RATE}, the default for AdamW: set it to an angle in radians, such as 0.02, or "
+                "0.002 for fine-tuning"
+            )
+        own = {
+            "lr": args.learning_rate,
+            "weight_decay": args.weight_decay,
+            "betas": (args.adam_beta1, args.adam_beta2),
+            "eps": args.adam_epsilon,
+        }
+        return cls, own | options
 
     def __call__(self, model: nn.Module, **options: Any) -> SphereOptimizer:
         """Make the optimizer.

@@ -608,6 +608,7 @@ class SphereOptimizer(torch.optim.Optimizer):
         super().load_state_dict(state_dict)
         loading.restore_dtypes(self, state_dict)
         self._follow()
+        self.curvature.prepare(self.param_groups[0])
 
 
 def _capturing() -> bool:

@@ -8,6 +8,7 @@ has no head. Before that, and where the graph cannot be seen (compiled models, F
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -295,26 +296,15 @@ class FlowHooks:
         self.depth = 0
         self.outputs: list[Any] = []
         self.handles = []
+        mine = weakref.ref(self)
         for module in model.modules():
             self.handles += [
-                module.register_forward_pre_hook(self._enter),
-                module.register_forward_hook(self._leave, always_call=True),
+                module.register_forward_pre_hook(_FlowHook(mine, enters=True)),
+                module.register_forward_hook(_FlowHook(mine, enters=False), always_call=True),
             ]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """Copies of a model begin without hooks."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(None), ()
-
-    def _enter(self, module: nn.Module, args: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self.depth += 1
-
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        self.depth = max(self.depth - 1, 0)
+    def see(self, module: nn.Module, output: Any) -> None:
+        """Keep what the outermost of the modules returns."""
         if self.depth == 0 and module.training and torch.is_grad_enabled():
             leaves = _tensors(output)
             self.outputs = [*self.outputs, *(t.grad_fn for t in leaves if t.grad_fn)][-self.KEEP :]
@@ -325,6 +315,36 @@ class FlowHooks:
             handle.remove()
         outputs, self.outputs = self.outputs, []
         return uses_of(outputs, self.model.parameters()) if outputs else {}
+
+
+class _FlowHook:
+    """Before or after a forward pass; copies of a model have hooks that do nothing."""
+
+    def __init__(self, owner: Any, *, enters: bool) -> None:
+        self.owner = owner
+        self.enters = enters
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _FlowHook:
+        return _FlowHook(_nobody, enters=self.enters)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _FlowHook._idle, (self.enters,)
+
+    @staticmethod
+    def _idle(enters: bool) -> _FlowHook:
+        return _FlowHook(_nobody, enters=enters)
+
+    def __call__(self, module: nn.Module, args: Any, output: Any = None) -> None:
+        owner = None if torch.compiler.is_compiling() else self.owner()
+        if owner is None:
+            return
+        owner.depth = max(owner.depth + (1 if self.enters else -1), 0)
+        if not self.enters:
+            owner.see(module, output)
+
+
+def _nobody() -> None:
+    return None
 
 
 def _tensors(output: Any) -> list[Tensor]:
