@@ -89,11 +89,15 @@ def hard_problem(manifold, seed=0, samples=30):
     """Outputs that saturate, so that undamped steps go too far and some are rejected."""
     g = generator(seed)
     truth = manifold.random_point(generator=g)
-    size = flatten(truth).numel()
+
+    def entries(t):
+        return flatten(t @ t.mT if isinstance(manifold, Grassmann) else t)
+
+    size = entries(truth).numel()
     x = 3 * torch.randn(samples, size, generator=g, dtype=torch.float64)
 
     def model(x, t):
-        return torch.tanh(x @ flatten(t)[:, None])
+        return torch.tanh(x @ entries(t)[:, None])
 
     y = model(x, truth) + 0.7 * torch.randn(samples, 1, generator=g, dtype=torch.float64)
     return NLLProblem(manifold, model, Gaussian(0.5), x, y), manifold.random_point(generator=g)

@@ -37,6 +37,7 @@ from fisherfold.manifolds.base import (
     Point,
     Tangent,
     flatten,
+    leaves,
     reorder_like,
     tolerance,
     unflatten,
@@ -49,6 +50,8 @@ NO_MINIMUM = 0.1
 PRECISION = 1e-8
 # The share of a gradient of f in unidentified directions from which on f is not identified.
 UNIDENTIFIED = 1e-4
+# Random representatives that are drawn until one is another array.
+DRAWS = 8
 # Curvatures below this share of the largest one are those of an invariance, for products of gradients.
 FLAT_UNITS = 1e2
 
@@ -124,6 +127,7 @@ class Covariance:
             value = f(x)
             return flatten(value) if isinstance(value, dict) else value
 
+        check_function(self.manifold, self.point, entries, "f")
         value = entries(self.point)
         ambient = torch.autograd.functional.jacobian(
             lambda flat: entries(unflatten(flat, self.point)), flatten(self.point)
@@ -289,6 +293,54 @@ def covariance(
     found = Covariance(operator, count, scores, nearby)
     found.check_minimum(reorder_like(gradient, found.point))
     return found
+
+
+def other_representative(manifold: Manifold, x: Point) -> Point | None:
+    """The same point of a quotient by another array, at random; None where points have a single one."""
+    device = leaves(x)[0].device
+    generator = torch.Generator(device=device).manual_seed(0)
+    for _ in range(DRAWS):
+        with device:  # whatever the default is
+            change = manifold._symmetry(generator)
+        if change is None:
+            return None
+        other = change(x)
+        # of a line the change may be none
+        if not all(torch.equal(a, b) for a, b in zip(leaves(x), leaves(other), strict=True)):
+            return other
+    return None
+
+
+def check_function(manifold: Manifold, x: Point, f: Callable[[Any], Tensor], name: str) -> None:
+    """Raise unless a function has one value for all representatives of a point of a quotient.
+
+    ``name``: of the function, for the message. One random representative is tried.
+    """
+    if (other := other_representative(manifold, x)) is None:
+        return
+    with torch.no_grad():
+        value, again = f(x), f(other)
+    off = float((value - again).abs().max())
+    size = float(value.abs().max())
+    if math.isfinite(off) and off > tolerance(leaves(x)[0].dtype) * max(size, _slope(f, x)):
+        raise ValueError(not_a_function(manifold, name, off))
+
+
+def _slope(f: Callable[[Any], Tensor], x: Point) -> float:
+    """How much a function changes per unit of its argument, the rounding of a function that is nearly 0."""
+    rows = torch.autograd.functional.jacobian(lambda v: f(unflatten(v, x)), flatten(x))  # type: ignore[no-untyped-call]
+    return float(rows.norm()) * float(flatten(x).norm())
+
+
+def not_a_function(manifold: Manifold, name: str, off: float) -> str:
+    """The sentence for a function that depends on the representative of a point."""
+    remedy = "a manifold whose points are the arrays themselves"
+    if type(manifold).__name__ == "Grassmann":
+        remedy = f"Stiefel({manifold.n}, {manifold.p})"  # type: ignore[attr-defined]
+    return (
+        f"{name} is no function of the points of {manifold!r}: for another representative of the same point it differs "
+        f"by {off:.2g}; use {remedy}, or make it depend on the point alone, as u @ u.mT does"
+    )
 
 
 def _no_minimum(least: float, largest: float) -> str:

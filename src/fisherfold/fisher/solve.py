@@ -27,7 +27,9 @@ from fisherfold.manifolds.base import (
     Manifold,
     Point,
     Tangent,
+    combine,
     flatten,
+    leaves,
     reorder_like,
     scale,
     tree_map,
@@ -132,7 +134,7 @@ def solve(
 
 
 def _inner(operator: FisherOperator, u: Tangent, v: Tangent) -> float:
-    return float(operator.manifold.inner(operator.point, u, v))
+    return float(operator.manifold._inner(operator.point, u, v))
 
 
 def tangent_basis(manifold: Manifold, point: Point) -> Tensor:
@@ -148,6 +150,43 @@ def coordinates(manifold: Manifold, point: Point, basis: Tensor, vectors: Tensor
     rows = unflatten(basis, point)
     like = [unflatten(v.expand(len(basis), -1), point) for v in vectors]
     return torch.stack([manifold.inner(points, rows, v) for v in like])
+
+
+def lowest_curvature(
+    operator: FisherOperator, start: Tangent, steps: int
+) -> tuple[float, float, Tangent]:
+    """The least and the largest eigenvalue that a few Lanczos steps find, and a unit vector of the least.
+
+    ``start``: a tangent vector of positive length. ``steps``: products to spend, at most the dimension.
+    """
+    manifold, point = operator.manifold, operator.point
+    v = reorder_like(start, point)
+    basis: list[Tangent] = []
+    images: list[Tangent] = []
+    for _ in range(min(steps, manifold.dim)):
+        for _ in range(2):  # once more for the rounding of the first time
+            for q in basis:
+                v = combine(1.0, v, -_inner(operator, q, v), q)
+        length = math.sqrt(_inner(operator, v, v))
+        if not length > 1e2 * torch.finfo(leaves(v)[0].dtype).eps * max(_size(images), 1e-300):
+            break
+        basis.append(scale(1 / length, v))
+        images.append(operator._matvec(basis[-1]))
+        v = manifold._project(point, images[-1])
+    matrix = torch.tensor(
+        [[_inner(operator, q, h) for h in images] for q in basis],
+        dtype=torch.float64,
+        device="cpu",
+    )
+    values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
+    direction = scale(0.0, basis[0])
+    for share, q in zip(vectors[:, 0].tolist(), basis, strict=True):
+        direction = combine(1.0, direction, share, q)
+    return float(values[0]), float(values.abs().max()), direction
+
+
+def _size(vectors: list[Tangent]) -> float:
+    return float(flatten(vectors[-1]).norm()) if vectors else 0.0
 
 
 def product_cost(operator: FisherOperator) -> float:

@@ -19,11 +19,21 @@ import torch
 from torch import Tensor
 
 from fisherfold.distributed import ALONE, Group
+from fisherfold.fisher.covariance import not_a_function, other_representative
 from fisherfold.fisher.hessian import Hessian, PriorFisher
 from fisherfold.fisher.jacobian import ClusterFisher, EmpiricalFisher
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.fisher.solve import solve
-from fisherfold.manifolds.base import Manifold, Point, Tangent, combine, is_finite, leaves, scale
+from fisherfold.manifolds.base import (
+    Manifold,
+    Point,
+    Tangent,
+    combine,
+    is_finite,
+    leaves,
+    scale,
+    tolerance,
+)
 
 # rounding of a loss, in units of the precision
 LOSS_ROUNDING = 1e3
@@ -140,6 +150,35 @@ class Problem(ABC):
             if not is_finite(x):
                 break
         return x
+
+    def check_representatives(self, x: Point, loss: float) -> None:
+        """Raise unless the loss has one value for all representatives of a point of a quotient.
+
+        ``loss``: at ``x``. One random representative is tried, of x and then of a point near it: where a fit is perfect
+        the loss is nothing but rounding.
+        """
+        off = self._off(x, loss)
+        if off == 0:
+            return
+        generator = torch.Generator(device=leaves(x)[0].device).manual_seed(1)
+        step = scale(0.1, self.manifold.random_tangent(x, generator=generator))
+        nearby = self.manifold.retract(x, step)
+        off = self._off(nearby, self._value(nearby))
+        if off > 0:
+            raise ValueError(not_a_function(self.manifold, "the loss", off))
+
+    def _off(self, x: Point, loss: float) -> float:
+        """By how much more than rounding the loss of another representative differs."""
+        other = other_representative(self.manifold, x)
+        if other is None:
+            return 0.0
+        off = abs(self._value(other) - loss)
+        rounding = tolerance(leaves(x)[0].dtype) * abs(loss) + self.loss_rounding(x, loss)
+        return off if math.isfinite(off) and off > rounding else 0.0
+
+    def _value(self, x: Point) -> float:
+        value = self.loss(x)
+        return float(value.detach() if isinstance(value, Tensor) else value)
 
     def metrics(self, x: Point) -> dict[str, float]:
         """Further numbers to record in the trace, such as a held-out error.

@@ -59,6 +59,7 @@ def check_gradient(
             f"d must be a tangent vector of positive length, got one of length {length}"
         )
     value, gradient = problem.loss_and_gradient(x)
+    problem.check_representatives(x, float(value))
     along, steepest = float(manifold.inner(x, gradient, d)), float(manifold.norm(x, gradient))
     precision = max(torch.finfo(value.dtype).eps, torch.finfo(leaves(x)[0].dtype).eps)
     found, error = _derivative(

@@ -44,7 +44,7 @@ from fisherfold.problems.cache import LastPoint
 from fisherfold.problems.networks import check_independence, check_layers
 
 # Samples on which the work of a model is counted.
-COUNTED = 64
+COUNTED = 16
 
 
 class NLLProblem(Problem):

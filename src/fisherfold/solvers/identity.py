@@ -11,6 +11,7 @@ import math
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fisherfold.manifolds.base import Point, leaves, scale
 from fisherfold.problems.base import Problem
@@ -56,7 +57,8 @@ def _losses_nearby(problem: Problem, x0: Point) -> list[float]:
         direction = problem.manifold.random_tangent(x0, generator=generator)
         point = problem.manifold.retract(x0, scale(STEP, direction))
         try:
-            found.append(float(torch.as_tensor(problem.loss(point)).detach()))
+            value = problem.loss(point)
+            found.append(float(value.detach() if isinstance(value, Tensor) else value))
         except (ValueError, RuntimeError):  # a point at which the problem has no loss
             found.append(math.nan)
     return found

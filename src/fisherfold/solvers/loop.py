@@ -22,6 +22,7 @@ from fisherfold.manifolds.base import Point, leaves, reorder_like, tree_map
 from fisherfold.plain import counted
 from fisherfold.problems.base import Problem
 from fisherfold.progress import track
+from fisherfold.solvers.ending import is_judged, judge, leave_saddle
 from fisherfold.solvers.identity import identity_of
 from fisherfold.solvers.lbfgs import LBFGS
 from fisherfold.solvers.method import Method, whole_number
@@ -54,6 +55,7 @@ def minimize(
     checkpoint_every: int = 10,
     resume: bool = False,
     tag: str = "",
+    escape: bool = False,
     **options: Any,
 ) -> Result:
     """Minimise a loss over its manifold.
@@ -77,6 +79,7 @@ def minimize(
         resume: go on from the checkpoint if the file exists; it must be of this problem, start, seed and method. A run
             that found no further step tries again only with other options for the method.
         tag: kept in the checkpoint, such as a digest of the data; a run goes on only from one with its own tag.
+        escape: leave saddles along a direction of negative curvature, and go on.
         **options: for the method; see its class in ``fisherfold.solvers``.
 
     Returns:
@@ -125,7 +128,7 @@ def minimize(
         with track(
             f"minimize ({method})", at_most=max_iter, verbose=verbose and problem.group.is_first
         ) as line:
-            while verdict is None:
+            while (verdict := _judged(solver, state, verdict, x0, escape=escape)) is None:
                 before = state.copy() if checkpoint is not None else None
                 _advance(solver, state, evaluate_every, max_iter)
                 before = None
@@ -241,15 +244,19 @@ def _start(solver: Method, state: State) -> None:
     if not solver.exact:
         solver.evaluate(state)
     _record(solver.problem, state)
-    if not math.isfinite(state.loss):
+    if math.isfinite(state.loss):
+        solver.problem.check_representatives(state.x, state.loss)
+    else:
         state.failure = ("non_finite", f"the loss at the starting point is {state.loss}")
 
 
 def _advance(solver: Method, state: State, evaluate_every: int, max_iter: int) -> None:
     state.record = {}
-    began = time.perf_counter()
+    began, here = time.perf_counter(), state.x
     solver.step(state)
     state.x = tree_map(_settled, state.x)
+    if any(a is not b for a, b in zip(leaves(state.x), leaves(here), strict=True)):
+        state.before = here
     state.vectors = {name: tree_map(_settled, tree) for name, tree in state.vectors.items()}
     state.seconds += time.perf_counter() - began
     state.iteration += 1
@@ -268,6 +275,24 @@ def _settled(leaf: Tensor) -> Tensor:
     """In one memory layout, whatever made it, so that a run resumed from a file keeps its bits; without its history."""
     # the same tensor where nothing is to be done: what a problem has kept for it stays valid
     return leaf.detach().contiguous() if leaf.requires_grad or not leaf.is_contiguous() else leaf
+
+
+def _judged(
+    solver: Method, state: State, verdict: tuple[str, str] | None, x0: Point, *, escape: bool
+) -> tuple[str, str] | None:
+    """The verdict, unless the run has ended at a saddle or on the way to infinity; None where it goes on."""
+    problem = solver.problem
+    if verdict is None or verdict[0] not in {"converged", "stalled"} or not is_judged(problem):
+        return verdict
+    if (found := judge(problem, state, x0)) is None:
+        return verdict
+    status, reason, direction = found
+    if escape and direction is not None and leave_saddle(problem, state, direction):
+        state.failure = None
+        state.numbers, state.vectors = {}, {}
+        solver.start(state)
+        return None
+    return status, reason
 
 
 def _conclude(solver: Method, state: State) -> None:

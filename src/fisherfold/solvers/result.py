@@ -15,6 +15,7 @@ from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds.base import Point, leaves
 from fisherfold.plain import counted
 from fisherfold.problems.base import Problem
+from fisherfold.warn import warn
 
 if TYPE_CHECKING:
     import pandas
@@ -78,7 +79,8 @@ class Result:
             that met the criterion, unless another was lower by more than rounding.
         value: the loss there.
         status: ``converged`` (a stopping criterion on the solution), ``stopped`` (a budget, a callback), ``max_iter``,
-            ``stalled`` (no acceptable step was found) or ``non_finite`` (only infinite or NaN values ahead).
+            ``stalled`` (no acceptable step was found), ``non_finite`` (only infinite or NaN values ahead), ``saddle``
+            (the gradient is 0, and the loss falls along a direction) or ``unbounded`` (its minimum lies at infinity).
         message: the reason in a sentence.
         trace: the table of the run.
         iterations: how many were made.
@@ -152,6 +154,8 @@ class Result:
             )
         if groups is not None and not robust:
             raise ValueError("groups are for the sandwich; add robust=True")
+        if self.status in {"saddle", "unbounded"}:
+            warn(f"standard errors of no minimum: {self.message}", RuntimeWarning)
         problem, kinds = self.problem, self.problem.fisher_kinds
         kind = next(kind for kind in ("exact", "observed", *kinds) if kind in kinds)
         observed = robust or information == "observed" or kind == "observed"

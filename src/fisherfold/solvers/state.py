@@ -42,6 +42,7 @@ class State:
         record: further columns of the trace for the last iteration.
         options: of the method, as text.
         identity: of the problem, start and seed, for checkpoints.
+        before: the iterate before the last step that moved; None if none has.
         failure: why no further step can be made with these options: (status, sentence).
         best: the point with the lowest loss seen.
         best_loss: that loss.
@@ -63,6 +64,7 @@ class State:
     options: str = ""
     identity: dict[str, Any] = field(default_factory=dict)
     failure: tuple[str, str] | None = None
+    before: Point = None
     best: Point = None
     best_loss: float = float("inf")
     trace: Trace = field(default_factory=Trace)
