@@ -1,5 +1,6 @@
 """One outer loop and the methods that run in it; a solver sees a Problem and never the data."""
 
+from fisherfold.solvers.constrained import ConstrainedResult, minimize_constrained
 from fisherfold.solvers.lbfgs import LBFGS
 from fisherfold.solvers.loop import METHODS, minimize
 from fisherfold.solvers.rcg import RCG, RGD
@@ -28,6 +29,7 @@ __all__ = [
     "RNGDVR",
     "RSGD",
     "RSVRG",
+    "ConstrainedResult",
     "Criterion",
     "GradientNorm",
     "LossBelow",
@@ -40,4 +42,5 @@ __all__ = [
     "Trace",
     "TrustRegion",
     "minimize",
+    "minimize_constrained",
 ]
