@@ -1,15 +1,17 @@
 """Filling holes of six tables: errors, coverage and calibrated categories under three mechanisms.
 
-Values of iris, wine, breast_cancer, diabetes, digits and linnerud are hidden and filled in. The class of the first
-three and of digits, and the sex of diabetes, is a column of categories. A share of each column is hidden completely
-at random (mcar), more often where another column is large (mar), or where the value itself is large (mnar; a category:
-the larger its number). Errors are root mean squares in standard deviations of a column; shares of right categories;
-the expected calibration error of the probabilities of categories in ten bins, over all seeds; coverage of 90 %
-intervals of the numbers where a method has them: from its standard deviations, or 20 draws. IterativeImputer and
-KNNImputer see categories as indicators, SoftImpute as well, with the shrinkage that is best on held-out values.
-Columns of one value are left out. Nothing of ours is tuned: all settings are the defaults.
+Values of iris, wine, breast_cancer, diabetes, digits and linnerud are hidden and filled in. The
+class of the first three and of digits, and the sex of diabetes, is a column of categories. A share
+of each column is hidden completely at random (mcar), more often where another column is large
+(mar), or where the value itself is large (mnar; a category: the larger its number). Errors are root
+mean squares in standard deviations of a column. Right is the share of right categories, ECE the
+expected calibration error of their probabilities in ten bins, over all masks; coverage is that of
+90 % intervals of the numbers where a method has them: from its standard deviations, or 20 draws.
+IterativeImputer, KNNImputer and SoftImpute see categories as indicators; SoftImpute takes the
+shrinkage that is best on held-out values. Ours has its default settings throughout. HyperImpute
+0.1.17 needs pandas before 3 and chooses among those of its models that work with scikit-learn 1.7.
 
-Against: scikit-learn's IterativeImputer (linear, and with forests) and KNNImputer, SoftImpute, miceforest, MissForest
+Against: scikit-learn's imputers (linear, forests, KNN), SoftImpute, miceforest, HyperImpute
 Takes: half an hour; two minutes with --methods ours,iterative,knn
 Page: docs/guides/imputation.md
 """
@@ -41,7 +43,7 @@ STEEP = 2.0
 
 @dataclass
 class Filled:
-    """Standardised numbers, their intervals if there are any, and the probabilities of categories."""
+    """Standardised numbers, their intervals if any, and the probabilities of categories."""
 
     numbers: np.ndarray
     low: np.ndarray | None = None
@@ -51,7 +53,7 @@ class Filled:
 
 @dataclass
 class Given:
-    """A table with holes: standardised numbers and codes of one column of categories, NaN where hidden."""
+    """Standardised numbers and the codes of one column of categories, NaN where hidden."""
 
     numbers: np.ndarray
     codes: np.ndarray | None
@@ -142,7 +144,7 @@ def ours(given: Given, seed: int) -> Filled:
     filled, std = model.transform(X, return_std=True)
     d = given.numbers.shape[1]
     half = NormalDist().inv_cdf((1 + COVERAGE) / 2) * std[:, :d]
-    chances = None if given.codes is None else model.predict_proba(X)[d]
+    chances = None if given.codes is None else model.category_probabilities(X)[d]
     return Filled(filled[:, :d], filled[:, :d] - half, filled[:, :d] + half, chances)
 
 
@@ -200,7 +202,7 @@ def knn(given: Given, seed: int) -> Filled:
 
 
 def soft(given: Given, seed: int) -> Filled:
-    """SoftImpute (Mazumder, Hastie, Tibshirani 2010): X ← S_λ(P_Ω(X) + P_Ω⊥(Z)), λ by held-out values."""
+    """SoftImpute (Mazumder, Hastie, Tibshirani 2010), X ← S_λ(P_Ω(X) + P_Ω⊥(Z))."""
     X = given.with_indicators()
     mean, scale = np.nanmean(X, axis=0), np.nanstd(X, axis=0)
     scale[scale == 0] = 1
@@ -244,24 +246,6 @@ def mice_forest(given: Given, seed: int) -> Filled:
     return given.from_codes(tables, intervals=False)
 
 
-def miss_forest(given: Given, seed: int) -> Filled:
-    """The package MissForest: linear trees of LightGBM, in turn for each column."""
-    import pandas as pd
-
-    lightgbm, missforest = peer("lightgbm"), peer("missforest")
-    options = {"linear_tree": True, "verbosity": -1, "n_jobs": 1, "random_state": seed}
-    model = missforest.MissForest(
-        lightgbm.LGBMClassifier(**options),
-        lightgbm.LGBMRegressor(**options),
-        categorical=None if given.codes is None else ["kind"],
-        early_stopping=False,
-        verbose=0,
-    )
-    frame = _framed(given, pd).astype(float)
-    filled = model.fit_transform(frame).to_numpy(dtype=float)
-    return given.from_codes([filled], intervals=False)
-
-
 def _framed(given: Given, pd: Any) -> Any:
     frame = pd.DataFrame(given.numbers, columns=[f"x{j}" for j in range(given.numbers.shape[1])])
     if given.codes is not None:
@@ -270,7 +254,7 @@ def _framed(given: Given, pd: Any) -> Any:
 
 
 def hyper_impute(given: Given, seed: int) -> Filled:
-    """HyperImpute (Jarrett et al. 2022): chained models, each chosen among linear ones and boosted trees."""
+    """HyperImpute (Jarrett et al. 2022): chained models, one chosen for each column."""
     import pandas as pd
 
     plugins = peer("hyperimpute.plugins.imputers").Imputers()

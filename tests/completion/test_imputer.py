@@ -193,7 +193,7 @@ def test_categories_are_filled_with_calibrated_probabilities(mixed):
     assert isinstance(filled, pd.DataFrame)
     assert filled.notna().all().all()
     pd.testing.assert_frame_equal(filled.where(holes.notna()), holes, check_dtype=False)
-    chances = imputer.predict_proba(holes)
+    chances = imputer.category_probabilities(holes)
     for j, name in ((4, "kind"), (5, "sold")):
         hidden = holes[name].isna().to_numpy()
         categories = np.array(imputer.categories_[j], dtype=object)
@@ -217,7 +217,7 @@ def test_categories_are_filled_with_calibrated_probabilities(mixed):
 def test_a_row_that_tells_nothing_gets_the_frequencies(mixed):
     _, holes = mixed
     imputer = LowRankImputer().fit(holes)
-    chances = imputer.predict_proba(holes.iloc[[0]].map(lambda _: None))
+    chances = imputer.category_probabilities(holes.iloc[[0]].map(lambda _: None))
     frequencies = holes["kind"].value_counts(normalize=True).sort_index()
     np.testing.assert_allclose(chances[4][0], frequencies, atol=0.05)
     assert chances[5][0, 1] == pytest.approx(holes["sold"].dropna().astype(float).mean(), abs=0.05)
@@ -229,7 +229,7 @@ def test_draws_of_categories_follow_their_probabilities(mixed):
     hidden = holes["kind"].isna().to_numpy()
     draws = [next(imputer.sample(holes, 1, random_state=seed)) for seed in range(20)]
     shares = [np.mean([d["kind"][hidden] == kind for d in draws]) for kind in ("low", "mid", "top")]
-    expected = imputer.predict_proba(holes)[4][hidden].mean(axis=0)
+    expected = imputer.category_probabilities(holes)[4][hidden].mean(axis=0)
     np.testing.assert_allclose(shares, expected, atol=0.04)
 
 

@@ -141,10 +141,10 @@ def test_a_rank_above_the_size_of_the_table_is_lowered_with_a_warning():
     with pytest.warns(
         UserWarning, match="rank=10 is more than a table of 3 x 3 allows; rank=3 is used"
     ):
-        model = MatrixCompletion().fit(PAIRS, VALUES)
+        model = MatrixCompletion(10).fit(PAIRS, VALUES)
     assert model.row_factors_.shape == (3, 3)
     with pytest.warns(UserWarning, match="allows; rank=2 is used"):
-        MatrixCompletion(inference="point", solver="rngd", max_iter=2).fit(PAIRS, VALUES)
+        MatrixCompletion(10, inference="point", solver="rngd", max_iter=2).fit(PAIRS, VALUES)
     with pytest.warns(
         UserWarning,
         match=r"all of ranks=\(10, 20\) are more than a table of 3 x 3 allows; 3 is used",

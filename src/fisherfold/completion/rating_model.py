@@ -9,6 +9,7 @@ Gaussian posterior, everything is learnt) and ``inference="point"`` (the paper's
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from fisherfold.completion.base import SHARED_CHECKS, CompletionBase
 from fisherfold.completion.entries import RULES, Entries, Floats
 from fisherfold.completion.inference.features import FeatureColumns, as_times, encode_features
 from fisherfold.completion.inference.likelihoods import LIKELIHOODS
+from fisherfold.completion.inference.rank import USUAL_RANK
 from fisherfold.completion.ratings import places
 from fisherfold.completion.training import (
     SOLVERS,
@@ -37,6 +39,7 @@ from fisherfold.threads import threads
 from fisherfold.warn import warn
 
 CHECKS: dict[str, validation.Check] = SHARED_CHECKS | {
+    "rank": validation.auto_or(validation.integer(1)),
     "ridge": validation.optional(validation.number(0)),
     "offsets": validation.choice("both", "rows", "columns", "global", "none"),
     "inference": validation.choice("variational", "point"),
@@ -67,6 +70,11 @@ class RatingModel(RegressorMixin, CompletionBase):  # type: ignore[misc]
     def categories_(self) -> Floats:
         """The values of ordered categories, ascending."""
         return self._fitted().categories
+
+    @property
+    def rank_(self) -> int:
+        """The number of factors."""
+        return self._fitted().posterior.rank
 
     @property
     def noise_(self) -> float:
@@ -170,7 +178,9 @@ class MatrixCompletion(RatingModel):
     7 and ``"7"`` are one id.
 
     Args:
-        rank: the number of factors; less, with a warning, where the table is smaller.
+        rank: the number of factors; less, with a warning, where the table is smaller. ``auto`` finds
+            it on held-out ratings before they are fitted too (``variational``, in one process, and
+            from 1,000 ratings on; 10 or what the table allows otherwise).
         ridge: the prior precision of all coefficients in units of the noise precision (prior strength in
             pseudo-ratings); learnt if None, which is best for ``variational``.
         offsets: ``both`` (rows, columns and the mean), ``rows``, ``columns``, ``global`` (the mean only) or ``none``.
@@ -223,7 +233,7 @@ class MatrixCompletion(RatingModel):
 
     def __init__(
         self,
-        rank: int = 10,
+        rank: int | str = "auto",
         *,
         ridge: float | None = None,
         offsets: str = "both",
@@ -310,6 +320,8 @@ class MatrixCompletion(RatingModel):
             ids, i, j = numbered(entries, known)
             if not grows:
                 settings = settings.for_table(len(ids[0]), len(ids[1]))
+            elif settings.rank is None:  # a first batch says little about it
+                settings = replace(settings, rank=USUAL_RANK)
             self._adopt(fitted(settings, ids, i, j, entries.values, known), entries)
         return self
 
@@ -325,7 +337,7 @@ class MatrixCompletion(RatingModel):
 
         A few new ratings change the rows and columns they touch, by one natural-gradient step. Each time the ratings
         have grown by 5 %, two full passes refine the posterior; when they have doubled, the factors are found anew.
-        The rank stays. Within a batch ``duplicates`` decides as in ``fit``; a pair that was rated before is one more
+        The rank stays until then, and after it if it was given. Within a batch ``duplicates`` decides as in ``fit``; a pair that was rated before is one more
         observation until the next full pass, then the rule decides. The arguments are those of ``fit``.
 
         Returns:
@@ -335,7 +347,8 @@ class MatrixCompletion(RatingModel):
             entries = self._read(X, y, columns=columns, matrix=matrix)
             # a variational fit keeps what the data do not speak of at its prior
             return self.fit_entries(entries, grows=self.inference == "variational")
-        settings = self._settings(rank=self.model_.posterior.rank)
+        searched = self.rank == "auto" and self.inference == "variational"
+        settings = self._settings(rank="auto" if searched else self.rank_)
         entries = self._read_more(X, y, columns=columns, matrix=matrix)
         if self.duplicates != "mean":  # the mean is taken over all that a pair ever had
             entries = entries.merged(self.duplicates)
@@ -414,6 +427,8 @@ def settings_of(given: dict[str, Any], solver: str, random_state: Any) -> Settin
             "ridge must be positive for inference='variational', got 0; None lets it be learnt"
         )
     given = given | {"seed": validation.draw_seed(random_state), "device": str(given["device"])}
+    if given["rank"] == "auto":
+        given["rank"] = None
     return Settings(**{name: given[name] for name in Settings.__dataclass_fields__})
 
 

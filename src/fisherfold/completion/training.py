@@ -17,6 +17,7 @@ from fisherfold.completion.entries import Codes, Floats, merge
 from fisherfold.completion.inference.features import FeatureColumns
 from fisherfold.completion.inference.observations import Observations
 from fisherfold.completion.inference.posterior import CompletionPosterior
+from fisherfold.completion.inference.rank import USUAL_RANK, find_rank
 from fisherfold.completion.inference.start import FeatureTable
 from fisherfold.completion.inference.time_effects import periods_of
 from fisherfold.completion.inference.variational import fit_variational, gradual_start
@@ -46,7 +47,7 @@ _RULED = (
 class Settings:
     """How to fit; the names are those of ``MatrixCompletion``."""
 
-    rank: int
+    rank: int | None  # None: found on held-out ratings
     ridge: float | None
     offsets: str
     inference: str
@@ -78,7 +79,10 @@ class Settings:
 
     def for_table(self, n_rows: int, n_columns: int) -> Settings:
         """The same with a rank that a table of this size has; a warning says so where it is less."""
-        if self.rank <= (largest := self.largest_rank(n_rows, n_columns)):
+        largest = self.largest_rank(n_rows, n_columns)
+        if self.rank is None and self.inference == "point":
+            return replace(self, rank=min(USUAL_RANK, largest))
+        if self.rank is None or self.rank <= largest:
             return self
         warn(
             f"rank={self.rank} is more than a table of {n_rows} x {n_columns} allows; rank={largest} is used"
@@ -318,6 +322,7 @@ def solve(
             def report(record: dict[str, float]) -> None:
                 line.update(int(record["iteration"]), record)
 
+            assert settings.rank is not None  # ``for_table`` has chosen
             return fit_point(ratings, settings.rank, solver=settings.solver, callback=report, **how)
 
         def after_pass(posterior: CompletionPosterior) -> None:
@@ -328,15 +333,18 @@ def solve(
         how["set_effects"] = settings.rated_sets
         if init is None:
             model = settings.engine_options | {"set_effects": settings.rated_sets}
-            init = gradual_start(ratings, settings.rank, features=table.features, **model)
+            rank = settings.rank
+            if rank is None:
+                rank = find_rank(ratings, features=table.features, **model)
+            init = gradual_start(ratings, rank, features=table.features, **model)
             if settings.likelihood != "gaussian" and observations is not None:
                 # the scale of the latent values is that of a fit to the categories as numbers
                 numbers = observations.as_numbers()
                 roughly = how | {"tol": 3 * settings.tol, "observations": numbers}
-                init = fit_variational(ratings, settings.rank, init=init, **roughly)
+                init = fit_variational(ratings, init.rank, init=init, **roughly)
                 init.trace, init.converged = [], False
         return fit_variational(
-            ratings, settings.rank, init=init, callback=after_pass, observations=observations, **how
+            ratings, init.rank, init=init, callback=after_pass, observations=observations, **how
         )
 
 

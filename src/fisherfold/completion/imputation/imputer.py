@@ -245,7 +245,7 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         done = self._with_indicators(table.with_filled(filled, self.categories_), table)
         return (done, std) if return_std else done
 
-    def predict_proba(self, X: Any) -> dict[int, npt.NDArray[np.float64]]:
+    def category_probabilities(self, X: Any) -> dict[int, npt.NDArray[np.float64]]:
         """Give the probabilities of the categories of each column that holds any.
 
         Args:
@@ -373,8 +373,9 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         X = unmasked(X)
         missing = self.missing_values
         if reset:
-            validate_data(self, X, skip_check_array=True, reset=True)
-            columns = chosen_columns(self.categorical, X, missing, self.n_features_in_)
+            shape = X.shape if hasattr(X, "shape") else np.asarray(X).shape
+            plain = len(shape) != 2  # an error, which scikit-learn words
+            columns = [] if plain else chosen_columns(self.categorical, X, missing, shape[1])
         else:
             columns = list(self.categories_)
         if columns:
