@@ -2,7 +2,6 @@
 
     python .ci/size.py                   # of the files here
     python .ci/size.py --at v0.2.0       # of a commit, formatted as ruff formats them today
-    python .ci/size.py --coverage .coverage   # with what `make coverage` measured
 
 A tuple assignment is one of several values written out, ``a, b = 1, 2``; a swap counts too.
 """
@@ -12,7 +11,6 @@ from __future__ import annotations
 import argparse
 import ast
 import io
-import json
 import subprocess
 import sys
 import tarfile
@@ -28,10 +26,9 @@ def main() -> None:
     """Count and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--at", help="a commit, formatted before it is counted")
-    parser.add_argument("--coverage", type=Path, help="the data of `make coverage`")
     given = parser.parse_args()
     if given.at is None:
-        show(count(ROOT), covered(given.coverage))
+        show(count(ROOT))
         return
     packed = subprocess.run(
         ["git", "archive", given.at], cwd=ROOT, capture_output=True, check=True
@@ -41,7 +38,7 @@ def main() -> None:
             archive.extractall(folder, filter="data")
         ruff = [sys.executable, "-m", "ruff", "format", "-q", "--line-length", "100", "--isolated"]
         subprocess.run([*ruff, *FOLDERS], cwd=folder, check=False)
-        show(count(Path(folder)), {})
+        show(count(Path(folder)))
 
 
 def count(root: Path) -> dict[str, Counter[str]]:
@@ -74,41 +71,19 @@ def is_tuple_assignment(node: ast.AST) -> bool:
     )
 
 
-def covered(data: Path | None) -> dict[str, float]:
-    """The branch coverage of each package in percent."""
-    if data is None:
-        return {}
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "coverage.json"
-        command = ["coverage", "json", "-q", "--data-file", str(data), "-o", str(report)]
-        subprocess.run([sys.executable, "-m", *command], cwd=ROOT, check=True)
-        files = json.loads(report.read_text())["files"]
-    reached: Counter[str] = Counter()
-    wanted: Counter[str] = Counter()
-    for path, file in files.items():
-        parts = Path(path).parts
-        inside = parts[parts.index("fisherfold") + 1 :]
-        name = inside[0] if len(inside) > 1 else "modules beside them"
-        seen = file["summary"]
-        reached[name] += seen["covered_lines"] + seen.get("covered_branches", 0)
-        wanted[name] += seen["num_statements"] + seen.get("num_branches", 0)
-    return {name: 100 * reached[name] / wanted[name] for name in wanted}
-
-
-def show(found: dict[str, Counter[str]], coverage: dict[str, float]) -> None:
+def show(found: dict[str, Counter[str]]) -> None:
     """Print the table in Markdown."""
     outside = {folder for folder in FOLDERS if "/" not in folder}
     source = sum((seen for name, seen in found.items() if name not in outside), Counter())
     columns = ["modules", "lines", "comments", "over 100", "fmt: skip", "tuples"]
-    print("| package | " + " | ".join(columns) + " | coverage |")
-    print("|---|" + "---|" * (len(columns) + 1))
+    print("| package | " + " | ".join(columns) + " |")
+    print("|---|" + "---|" * len(columns))
     rows = {name: seen for name, seen in sorted(found.items()) if name not in outside}
     rows["**all of src**"] = source
     rows |= {name: seen for name, seen in found.items() if name in outside}
     for name, seen in rows.items():
         cells = [f"{seen[column]:,}" for column in columns]
-        share = f"{coverage[name]:.1f} %" if name in coverage else ""
-        print(f"| {name} | " + " | ".join(cells) + f" | {share} |")
+        print(f"| {name} | " + " | ".join(cells) + " |")
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def with_pymanopt(
     cost_problem = pymanopt.Problem(
         manifold, cost, riemannian_gradient=gradient, riemannian_hessian=hessian
     )
-    optimizer.run(cost_problem, initial_point=start.numpy().copy())  # type: ignore[attr-defined]
+    optimizer.run(cost_problem, initial_point=start.numpy().copy())
     return recorder.curve
 
 

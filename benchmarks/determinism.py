@@ -36,7 +36,7 @@ def ratings() -> tuple[np.ndarray, np.ndarray]:
 
 def completion(device: str, **options: object) -> np.ndarray:
     X, y = ratings()
-    return MatrixCompletion(rank=8, device=device, **options).fit(X, y).predict(X)  # type: ignore[arg-type]
+    return MatrixCompletion(rank=8, device=device, **options).fit(X, y).predict(X)
 
 
 def tasks() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -49,7 +49,7 @@ def tasks() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def subspace(device: str, **options: object) -> np.ndarray:
     X, y, task = tasks()
-    return SubspaceRegressor(4, max_iter=30, **options).fit(X, y, task=task).predict(X, task=task)  # type: ignore[arg-type]
+    return SubspaceRegressor(4, max_iter=30, **options).fit(X, y, task=task).predict(X, task=task)
 
 
 def classifier(device: str) -> np.ndarray:
@@ -78,7 +78,7 @@ def solver(device: str, method: str, **options: object) -> np.ndarray:
     problem = NLLProblem(
         Sphere(50), lambda x, w: torch.tanh(x @ w), Gaussian(), x, torch.tanh(x @ w) + 0.1 * x[:, 0]
     )
-    return minimize(problem, start, method, max_iter=10, **options).x.cpu().numpy()  # type: ignore[arg-type]
+    return minimize(problem, start, method, max_iter=10, **options).x.cpu().numpy()
 
 
 def mkfac(device: str) -> np.ndarray:

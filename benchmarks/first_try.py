@@ -137,7 +137,8 @@ def cifar() -> tuple[Tensor, ...]:
 def images(load: Callable[[], tuple[Tensor, ...]], epochs: int, given: Namespace) -> Any:
     """Batches of a classification, and a judge of a model."""
     x, y, judged, labels = load()
-    x, y = x[: given.images], y[: given.images]
+    x = x[: given.images]
+    y = y[: given.images]
 
     def batches(seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         generator = torch.Generator().manual_seed(seed)

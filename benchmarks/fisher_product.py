@@ -110,7 +110,9 @@ def main(given: Namespace) -> None:
         operator = problem.fisher(x)
         product = least_seconds(partial(operator.matvec, v), given.rounds, time.perf_counter)
         g = problem.gradient(x)
-        peak = peak_bytes(lambda: problem.fisher(x).solution(g, 1e-3, method="cg", max_iter=20))  # noqa: B023
+        peak = peak_bytes(
+            lambda p=problem, x=x, g=g: p.fisher(x).solution(g, 1e-3, method="cg", max_iter=20)
+        )
         size = flatten(x).numel()
         table.add_row(
             title,

@@ -118,7 +118,8 @@ def one(count: int) -> dict[str, Any]:
     """Build and go through the ratings of one rank."""
     import torch
 
-    from fisherfold.completion import distributed_fit  # noqa: F401  # imported before memory is measured
+    # imported before memory is measured
+    from fisherfold.completion import distributed_fit  # noqa: F401
     from fisherfold.completion.inference.start import start_posterior
     from fisherfold.completion.point.fit import sweep
     from fisherfold.completion.point.problem import CompletionProblem

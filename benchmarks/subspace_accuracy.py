@@ -130,7 +130,10 @@ def regression(name, splits):
                 model = SubspaceRegressor(rank=rank, **options).fit(data.X[train], y, task=task)
                 seconds = time.process_time() - began
                 label = f"SubspaceRegressor, {options.get('inference', 'marginal')}, rank {rank}"
-                predict = lambda _, tn, m=model, rows=data.X[test]: m.predict(rows, task=tn)  # noqa: E731
+
+                def predict(_, tn, model=model, rows=data.X[test]):
+                    return model.predict(rows, task=tn)
+
                 record(label, predict, seconds)
         peers = [
             ("ridge per task", per_task, ALPHAS),

@@ -114,7 +114,7 @@ def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
             logits = sum(
                 w * (model(v[part]).float() + model(v[part].flip(3)).float()) for w, v in views
             )
-        hits += int((logits.argmax(1) == y[part]).sum())  # type: ignore[union-attr]
+        hits += int((logits.argmax(1) == y[part]).sum())
     return 100 * hits / len(x)
 
 
@@ -180,7 +180,7 @@ def prepare(given: Namespace) -> None:
 
 def run(job: tuple[str, float, int, Namespace]) -> tuple[float, float]:
     *what, given = job
-    return train(*what, DATA, given)  # type: ignore[arg-type]
+    return train(*what, DATA, given)
 
 
 def load(given: Namespace, device: str) -> tuple[Tensor, ...]:

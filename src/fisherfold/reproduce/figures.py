@@ -165,7 +165,8 @@ class FigureResult:
             if method.label not in self.searched or len(method.steps) < _LEAST_GRID:
                 continue
             step = self.runs[method.label][0].step
-            least, most = min(method.steps), max(method.steps)
+            least = min(method.steps)
+            most = max(method.steps)
             if step in (least, most):
                 found.append(
                     f"The best step of {method.label}, {step:g}, is at the edge of its grid "

@@ -151,7 +151,8 @@ def properties(case: Case) -> list[Callable[[Case], None]]:
 
 
 def _membership(case: Case) -> None:
-    manifold, x = case.manifold, case.x
+    manifold = case.manifold
+    x = case.x
     case.small(
         "random points are on the manifold",
         manifold.violation(x),
@@ -170,10 +171,14 @@ def _membership(case: Case) -> None:
 
 
 def _projector(case: Case) -> None:
-    manifold, x, a, b = case.manifold, case.x, case.a, case.b
+    manifold = case.manifold
+    x = case.x
+    a = case.a
+    b = case.b
     image = manifold.project(x, a)
     case.equal("projector is idempotent", manifold.project(x, image), image)
-    left, right = _dots(image, b, case), _dots(a, manifold.project(x, b), case)
+    left = _dots(image, b, case)
+    right = _dots(a, manifold.project(x, b), case)
     case.equal("projector is self-adjoint", left, right, bound=case.tolerance * _scale_of(a, b))
     whole = manifold.project(x, combine(2.0, a, 3.0, b))
     case.equal("projector is linear", whole, combine(2.0, image, 3.0, manifold.project(x, b)))
@@ -190,7 +195,10 @@ def _projector(case: Case) -> None:
 
 
 def _metric(case: Case) -> None:
-    manifold, x, u, v = case.manifold, case.x, case.u, case.v
+    manifold = case.manifold
+    x = case.x
+    u = case.u
+    v = case.v
     inner = manifold.inner(x, u, v)
     case.equal("inner product is symmetric", inner, manifold.inner(x, v, u))
     case.equal(
@@ -208,7 +216,9 @@ def _metric(case: Case) -> None:
 
 
 def _gradient(case: Case) -> None:
-    manifold, x, v = case.manifold, case.x, case.v
+    manifold = case.manifold
+    x = case.x
+    v = case.v
     gradient = manifold.riemannian_gradient(x, case.a)
     case.equal("Riemannian gradient is tangent", manifold.project(x, gradient), gradient)
     case.equal(
@@ -221,7 +231,12 @@ def _gradient(case: Case) -> None:
 
 def _hessian(case: Case) -> None:
     """Of f(y) = <a, y> + ½ <b, y>², along a curve without acceleration too."""
-    manifold, x, u, v, a, b = case.manifold, case.x, case.u, case.v, case.a, case.b
+    manifold = case.manifold
+    x = case.x
+    u = case.u
+    v = case.v
+    a = case.a
+    b = case.b
     along = _dots(b, x, case)
 
     def spread(number: Tensor, tree: Point) -> Point:
@@ -239,7 +254,8 @@ def _hessian(case: Case) -> None:
         "Riemannian Hessian is tangent", manifold.project(x, images[1]), images[1], bound=size
     )
     if case.symmetry is None:  # f is no function on a quotient
-        left, right = manifold.inner(x, images[0], v), manifold.inner(x, u, images[1])
+        left = manifold.inner(x, images[0], v)
+        right = manifold.inner(x, u, images[1])
         case.equal("Riemannian Hessian is self-adjoint", left, right, bound=size)
     method = next((name for name, order in manifold.retractions.items() if order == 2), None)
     exp = case.has("exp")
@@ -261,7 +277,9 @@ def _hessian(case: Case) -> None:
 
 
 def _retraction(case: Case) -> None:
-    manifold, x, v = case.manifold, case.x, case.v
+    manifold = case.manifold
+    x = case.x
+    v = case.v
     for method in manifold.retractions:
 
         def curve(t: float, method: str = method) -> Point:
@@ -280,7 +298,10 @@ def _beginning(case: Case, name: str, derivative: str, curve: Callable[[float], 
 
 
 def _transport(case: Case) -> None:
-    manifold, x, y, v = case.manifold, case.x, case.y, case.v
+    manifold = case.manifold
+    x = case.x
+    y = case.y
+    v = case.v
     for method in manifold.transports:
         moved = manifold.transport(x, y, v, method=method)
         case.equal(
@@ -293,7 +314,8 @@ def _transport(case: Case) -> None:
         )
         w = manifold.project(y, case.a)
         back = manifold.transport(y, x, w, method=method)
-        there, here = manifold.inner(y, moved, w), manifold.inner(x, v, back)
+        there = manifold.inner(y, moved, w)
+        here = manifold.inner(x, v, back)
         bound = case.tolerance * (1 + float(there.abs().amax()) + _scale_of(v, w))
         case.equal(f"transport {method!r} there and back are adjoint", there, here, bound=bound)
         if method == "parallel":
@@ -303,7 +325,9 @@ def _transport(case: Case) -> None:
 
 
 def _geodesic(case: Case) -> None:
-    manifold, x, v = case.manifold, case.x, case.v
+    manifold = case.manifold
+    x = case.x
+    v = case.v
     h = case.eps**0.25
 
     def curve(t: float) -> Point:
@@ -320,13 +344,18 @@ def _geodesic(case: Case) -> None:
 
 
 def _speed(case: Case) -> None:
-    manifold, x, v = case.manifold, case.x, case.v
+    manifold = case.manifold
+    x = case.x
+    v = case.v
     lengths = manifold.dist(manifold.exp(x, scale(-0.1, v)), manifold.exp(x, scale(0.4, v)))
     case.equal("exp has constant speed", lengths, 0.5 * manifold.norm(x, v))
 
 
 def _logarithm(case: Case) -> None:
-    manifold, x, y, v = case.manifold, case.x, case.y, case.v
+    manifold = case.manifold
+    x = case.x
+    y = case.y
+    v = case.v
     w = manifold.log(x, y)
     end = manifold.exp(x, w)
     case.small("exp inverts log", float(manifold.dist(end, y).amax()))
@@ -356,7 +385,11 @@ def _logarithm(case: Case) -> None:
 
 
 def _quotient(case: Case) -> None:
-    manifold, x, y, v, g = case.manifold, case.x, case.y, case.v, case.symmetry
+    manifold = case.manifold
+    x = case.x
+    y = case.y
+    v = case.v
+    g = case.symmetry
     assert g is not None
     turned = manifold.project(g(x), g(case.a))
     case.equal("projector commutes with the symmetry", turned, g(manifold.project(x, case.a)))
@@ -378,10 +411,8 @@ def _quotient(case: Case) -> None:
             "dist forgets the representative of y", manifold.dist(x, g(y)), manifold.dist(x, y)
         )
         for method in manifold.retractions:
-            one, other = (
-                manifold.retract(x, v, method=method),
-                manifold.retract(g(x), g(v), method=method),
-            )
+            one = manifold.retract(x, v, method=method)
+            other = manifold.retract(g(x), g(v), method=method)
             case.equal(
                 f"retraction {method!r} forgets the representative", manifold.dist(one, other), zero
             )
