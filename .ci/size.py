@@ -1,7 +1,7 @@
 """Print a table of sizes by package.
 
-    python .ci/size.py                   # of the files here
-    python .ci/size.py --at v0.2.0       # of a commit, formatted as ruff formats them today
+    python .ci/size.py                    # of the files here
+    python .ci/size.py --since 05eb6d7    # beside those of a commit, formatted as ruff does today
 
 A tuple assignment is one of several values written out, ``a, b = 1, 2``; a swap counts too.
 """
@@ -25,20 +25,20 @@ FOLDERS = ("src/fisherfold", "tests", "benchmarks", "examples", "fuzz")
 def main() -> None:
     """Count and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--at", help="a commit, formatted before it is counted")
+    parser.add_argument("--since", help="a commit, formatted before it is counted")
     given = parser.parse_args()
-    if given.at is None:
-        show(count(ROOT))
-        return
-    packed = subprocess.run(
-        ["git", "archive", given.at], cwd=ROOT, capture_output=True, check=True
-    ).stdout
+    show(count(ROOT), count_at(given.since) if given.since else None)
+
+
+def count_at(commit: str) -> dict[str, Counter[str]]:
+    """Count what is in the files of a commit, formatted at 100 columns."""
+    packed = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=True)
     with tempfile.TemporaryDirectory() as folder:
-        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
             archive.extractall(folder, filter="data")
         ruff = [sys.executable, "-m", "ruff", "format", "-q", "--line-length", "100", "--isolated"]
         subprocess.run([*ruff, *FOLDERS], cwd=folder, check=False)
-        show(count(Path(folder)))
+        return count(Path(folder))
 
 
 def count(root: Path) -> dict[str, Counter[str]]:
@@ -71,19 +71,27 @@ def is_tuple_assignment(node: ast.AST) -> bool:
     )
 
 
-def show(found: dict[str, Counter[str]]) -> None:
-    """Print the table in Markdown."""
-    outside = {folder for folder in FOLDERS if "/" not in folder}
-    source = sum((seen for name, seen in found.items() if name not in outside), Counter())
-    columns = ["modules", "lines", "comments", "over 100", "fmt: skip", "tuples"]
+def show(now: dict[str, Counter[str]], before: dict[str, Counter[str]] | None) -> None:
+    """Print the table in Markdown, with what was before on the left of the arrows."""
+    columns = ("modules", "lines", "comments", "over 100", "fmt: skip", "tuples")
     print("| package | " + " | ".join(columns) + " |")
     print("|---|" + "---|" * len(columns))
-    rows = {name: seen for name, seen in sorted(found.items()) if name not in outside}
-    rows["**all of src**"] = source
-    rows |= {name: seen for name, seen in found.items() if name in outside}
-    for name, seen in rows.items():
-        cells = [f"{seen[column]:,}" for column in columns]
+    after = with_total(now)
+    old = with_total(before or {})
+    for name, seen in after.items():
+        cells = []
+        for column in columns:
+            past = f"{old[name][column]:,}" if name in old else "–"
+            cells.append(f"{past} → {seen[column]:,}" if before else f"{seen[column]:,}")
         print(f"| {name} | " + " | ".join(cells) + " |")
+
+
+def with_total(found: dict[str, Counter[str]]) -> dict[str, Counter[str]]:
+    """The packages by name, their sum, and the folders outside of src."""
+    outside = [folder for folder in FOLDERS if "/" not in folder]
+    rows = {name: found[name] for name in sorted(found) if name not in outside}
+    rows["**all of src**"] = sum(rows.values(), Counter())
+    return rows | {name: found[name] for name in outside if name in found}
 
 
 if __name__ == "__main__":
