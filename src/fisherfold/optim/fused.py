@@ -416,6 +416,7 @@ class Table:
         self._turn = 0
         if device.type == "cuda":
             self._staged = [torch.zeros(shape, dtype=dtype, pin_memory=True) for _ in range(4)]
+            self._kept = torch.zeros(shape, dtype=dtype, pin_memory=True)
             self._copied = [torch.cuda.Event() for _ in self._staged]  # type: ignore[no-untyped-call]
             self._beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
@@ -430,7 +431,7 @@ class Table:
         elif torch.cuda.is_current_stream_capturing():
             # what the caller's graph reads is written once, beside it: its replays do not pass here
             with torch.cuda.stream(self._beside):
-                self.numbers.copy_(numbers.pin_memory(), non_blocking=True)
+                self.numbers.copy_(self._kept.copy_(numbers), non_blocking=True)
         else:
             self._turn = (self._turn + 1) % len(self._staged)
             self._copied[self._turn].synchronize()

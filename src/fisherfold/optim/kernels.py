@@ -54,7 +54,7 @@ def momentum(
     ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """S = r P g, m <- beta P m + s, u = s + beta m, and the share of its angle by which the row turns."""
+    """S = r P g, m <- beta m + s, u = s + beta m, and the share of its angle by which the row turns."""
     row = first + tl.program_id(0)
     which = tl.load(rows + 4 * row)
     length = tl.multiple_of(tl.load(rows + 4 * row + 2), ALIGNED)
@@ -71,19 +71,16 @@ def momentum(
         beta = tl.load(numbers + 2 * which + 1)
         ww = tl.zeros([CHUNK], tl.float32)
         wg = tl.zeros([CHUNK], tl.float32)
-        wm = tl.zeros([CHUNK], tl.float32)
         for begin in range(0, length, CHUNK):
             at = begin + tl.arange(0, CHUNK)
             inside = at < length
             w_ = tl.load(w + at, inside, 0.0)
             ww += w_ * w_
             wg += w_ * tl.load(g + at, inside, 0.0).to(tl.float32)
-            wm += w_ * tl.load(m + at, inside, 0.0)
         norm2 = tl.sum(ww)
         radius = _radius(norm2)
         inverse = 1.0 / tl.maximum(norm2, 1e-37)
         g_along = tl.sum(wg) * inverse
-        m_along = tl.sum(wm) * inverse
         # not finite if an entry of g is not, as w g is not even where w is zero
         if tl.abs(g_along) < float("inf"):
             ss = tl.zeros([CHUNK], tl.float32)
@@ -94,7 +91,7 @@ def momentum(
                 w_ = tl.load(w + at, inside, 0.0)
                 g_ = tl.load(g + at, inside, 0.0).to(tl.float32)
                 s_ = radius * (g_ - g_along * w_)
-                m_ = beta * (tl.load(m + at, inside, 0.0) - m_along * w_) + s_
+                m_ = beta * tl.load(m + at, inside, 0.0) + s_
                 u_ = m_
                 if NESTEROV:
                     u_ = s_ + beta * m_
