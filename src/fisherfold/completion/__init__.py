@@ -9,17 +9,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fisherfold.completion.blend import ImplicitBlend
     from fisherfold.completion.cross_validation import MatrixCompletionCV
     from fisherfold.completion.implicit import ImplicitCompletion
     from fisherfold.completion.imputation.imputer import LowRankImputer
     from fisherfold.completion.imputation.pooling import Pooled, pool_estimates
+    from fisherfold.completion.item_to_item import ItemToItem
     from fisherfold.completion.point.problem import CompletionProblem
     from fisherfold.completion.rating_model import MatrixCompletion
     from fisherfold.completion.ratings import Ratings
 
 _HOMES = {
     "CompletionProblem": "point.problem",
+    "ImplicitBlend": "blend",
     "ImplicitCompletion": "implicit",
+    "ItemToItem": "item_to_item",
     "LowRankImputer": "imputation.imputer",
     "MatrixCompletion": "rating_model",
     "MatrixCompletionCV": "cross_validation",
@@ -30,7 +34,9 @@ _HOMES = {
 
 __all__ = [
     "CompletionProblem",
+    "ImplicitBlend",
     "ImplicitCompletion",
+    "ItemToItem",
     "LowRankImputer",
     "MatrixCompletion",
     "MatrixCompletionCV",

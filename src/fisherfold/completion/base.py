@@ -53,6 +53,8 @@ _HOMES = {
     "MatrixCompletion": "rating_model",
     "MatrixCompletionCV": "cross_validation",
     "ImplicitCompletion": "implicit",
+    "ImplicitBlend": "blend",
+    "ItemToItem": "item_to_item",
 }
 _MANY = 10  # pairs, of which most are unknown: a mistake rather than a question about new ids
 

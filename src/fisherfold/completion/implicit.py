@@ -182,6 +182,12 @@ class ImplicitCompletion(RankingEstimator):
         for name in ("unobserved_weight_", "ridge_", "popularity_", "rank_", "search_"):
             setattr(self, name, learnt.get(name))
 
+    def _settled(self) -> dict[str, Any]:
+        """The parameters that give the same fit without a search."""
+        names = ("rank", "unobserved_weight", "ridge", "popularity")
+        learnt = {name: getattr(self, f"{name}_") for name in names}
+        return self.get_params(deep=False) | learnt | {"validation": 0.0}
+
     @staticmethod
     def _unpack(
         arrays: Mapping[str, Any], meta: Mapping[str, Any], device: str = "cpu"

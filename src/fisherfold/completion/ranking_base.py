@@ -103,6 +103,10 @@ class RankingEstimator(CompletionBase):
         self._adopt(model, entries)
         return self
 
+    def _settled(self) -> dict[str, Any]:
+        """The parameters that give the same fit without a search."""
+        raise NotImplementedError
+
     def _scorer(
         self, ratings: Ratings, given: dict[str, Any], features: tuple[Tensor | None, ...]
     ) -> Any:
