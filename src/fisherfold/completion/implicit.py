@@ -40,7 +40,7 @@ class ImplicitCompletion(RankingEstimator):
         popularity: the exponent of a column's popularity in the weight of its missing pairs: that a row has not taken
             up what many take says more.
         validation: the share of the pairs of each row that is held out to learn what is None; 0 takes the defaults 30,
-            4, 0.25 and rank 64 instead.
+            3, 0.25 and rank 64 instead.
         max_iter: the largest number of passes of a fit that starts from nothing.
         tol: stop when a pass lowers the loss by less than this share of it.
         unseen: for ids not seen in ``fit``: ``prior`` (an average row or column), ``nan`` or ``error``.
@@ -232,7 +232,6 @@ def _fit_all(
     with track("fitting", at_most=passes, verbose=given["verbose"]) as line:
 
         def watch(number: int, factors: Factors) -> bool:
-            factors.noise = fit.mean_loss()
             trace.append(
                 {
                     "iteration": number,

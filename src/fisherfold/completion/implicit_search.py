@@ -20,7 +20,7 @@ from fisherfold.completion.inference.implicit import ImplicitFit, Loss
 from fisherfold.completion.ratings import Ratings, places
 
 # Where the search starts, and what is used where too few pairs can be held out.
-DEFAULTS = {"ridge": 4.0, "unobserved_weight": 30.0, "popularity": 0.25}
+DEFAULTS = {"ridge": 3.0, "unobserved_weight": 30.0, "popularity": 0.25}
 DEFAULT_RANK = 64
 # The factors by which a setting is changed, and what is added to the exponent.
 _STEPS = {"unobserved_weight": 2.5, "ridge": 3.0}
@@ -29,11 +29,15 @@ _EXPONENTS = (0.0, 0.25, 0.5)
 _FIRST_RANK = 32
 _LARGEST_RANK = 256
 _WORTH_IT = 1.005
-# A setting is changed for a gain by this factor: smaller ones are noise, and no reason to hold factors less.
+# A setting is changed for a gain by this factor: smaller ones are noise.
 _BETTER = 1.003
+# A weaker ridge and another exponent need this one: at a higher rank they are less good than at a low one.
+_CLEARLY = 1.008
 # Passes of each fit of the search, all from the same start, and of the last one, which starts from the best of them.
 _PASSES = 4
 LAST_PASSES = 3
+# Pairs times squares of the rank below which the settings are refined at the last rank.
+_CHEAP = 2e9
 # Held-out pairs below which nothing is learnt.
 _FEWEST = 100
 # Cells that are ranked for one comparison.
@@ -123,15 +127,15 @@ class Search:
         self.setting: dict[str, float] = {}
         self.columns: Tensor | None = None
 
-    def attempt(self, setting: dict[str, float]) -> bool:
-        """Fit with a setting; whether it is the best so far."""
+    def attempt(self, setting: dict[str, float], gain: float = _BETTER) -> bool:
+        """Fit with a setting; whether it is the best so far by a factor."""
         rank = int(setting["rank"])
         fit = ImplicitFit(self.held.rest, loss_of(setting), rank, **self.options)
         factors = fit.run(_PASSES)
         found = self.held.ndcg(lambda rows: factors.rows[rows] @ factors.columns.T)
         self.tried.append({**setting, "ndcg": found})
         self.report(self.tried[-1])
-        if not found > self.best * _BETTER:
+        if not found > self.best * gain:
             return False
         self.best = found
         self.setting = setting
@@ -141,13 +145,14 @@ class Search:
     def along(self, name: str, share: float = 1.0) -> None:
         """Change one setting, by a share of its step on the log scale, for as long as it helps."""
         if name == "popularity":
-            for value in set(_EXPONENTS) - {self.setting[name]}:
-                self.attempt({**self.setting, name: value})
+            for value in sorted(set(_EXPONENTS) - {self.setting[name]}):
+                self.attempt({**self.setting, name: value}, _CLEARLY)
             return
         step = _STEPS[name] ** share
         for factor in (step, 1 / step):
             moved = False
-            while self.attempt({**self.setting, name: self.setting[name] * factor}):
+            gain = _CLEARLY if name == "ridge" and factor < 1 else _BETTER
+            while self.attempt({**self.setting, name: self.setting[name] * factor}, gain):
                 moved = True
             if moved:
                 return
@@ -207,18 +212,18 @@ def learn(
     search = Search(held, options, report)
     first = min(_FIRST_RANK, largest if rank is None else rank)
     search.attempt({**setting, "rank": first})
-    for name in open_names:
-        search.along(name)
-    second = min(2 * first, largest if rank is None else rank)
-    if second > first:
-        search.move(second, must=rank is not None)
-        for name in open_names[:1]:
-            search.along(name, 0.5)
+    for name in ("ridge", "unobserved_weight"):
+        if name in open_names:
+            search.along(name)
     if rank is None:
         search.raise_rank(largest)
-    elif rank > second:
+    elif rank > first:
         search.move(rank, must=True)
-        for name in open_names[:1]:
-            search.along(name)
+    if "popularity" in open_names:  # at the last rank: it depends most on it
+        search.along("popularity")
+    if search.held.rest.n_ratings * search.setting["rank"] ** 2 < _CHEAP:
+        for name in ("ridge", "unobserved_weight"):
+            if name in open_names:
+                search.along(name, 0.5)
     found = search.setting
     return Learnt(loss_of(found), int(found["rank"]), search.columns, search.tried, search.best)

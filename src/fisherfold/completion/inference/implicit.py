@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,10 +33,8 @@ from fisherfold.threads import threads
 
 # Entries of the working arrays of a block of rows: they stay in the cache.
 _BLOCK_ENTRIES = 2**20
-# Entries of a row that are gathered at once, where one row is longer than a block.
-_LONG = 2**24
 # Rows of a block are at most this much longer than its shortest.
-_STRETCH = 1.15
+_STRETCH = 1.1
 # The size of the random factors from which a fit starts.
 _START = 1.0
 
@@ -99,7 +98,7 @@ class Blocks:
         first = int(torch.searchsorted(lengths, 1))
         while first < len(lengths):
             shortest = int(lengths[first])
-            longest = int(_STRETCH * shortest) + 1
+            longest = int(_STRETCH * shortest)
             last = int(torch.searchsorted(lengths, longest, right=True))
             each = shortest * rank + min(shortest, rank) ** 2
             last = min(last, first + max(1, _BLOCK_ENTRIES // each))
@@ -145,31 +144,34 @@ class _Block:
     diagonal: Tensor  # D
     start: Tensor | None  # d
 
-    def solve(self) -> Tensor:
-        """The solutions, in the basis of the given side."""
+    def solve(self) -> tuple[Tensor, Tensor]:
+        """The solutions, in the basis of the given side, and what they leave of the loss, summed."""
         rest = self.target
         if self.start is not None:
             rest = rest - torch.bmm(self.pairs, self.start[..., None])[..., 0]
         if self.pairs.shape[1] < self.pairs.shape[2]:
             scaled, root = self._gram_root()
             inner = torch.cholesky_solve(rest[..., None], root)
-            found = torch.bmm(scaled.mT, inner)[..., 0]
+            found = torch.bmm(scaled.mT, inner)[..., 0] / self.diagonal.sqrt()
+            left = (rest * inner[..., 0]).sum(dtype=torch.float64)
         else:
             pull = torch.bmm(self.pairs.mT, rest[..., None])
             found = torch.cholesky_solve(pull, self._precision_root())[..., 0]
-        return found if self.start is None else found + self.start
+            left = rest.square().sum(dtype=torch.float64)
+            left = left - (pull[..., 0] * found).sum(dtype=torch.float64)
+        return (found if self.start is None else found + self.start), left
 
-    def variances(self) -> Tensor:
+    def variances(self) -> tuple[Tensor, None]:
         """The diagonals of the A⁻¹, in the same basis."""
         if self.pairs.shape[1] < self.pairs.shape[2]:
             scaled, root = self._gram_root()
             half = torch.linalg.solve_triangular(root, scaled, upper=False)
-            return (1 / self.diagonal - half.square().sum(1)).clamp_(min=0)
-        return torch.cholesky_inverse(self._precision_root()).diagonal(dim1=1, dim2=2)
+            return (1 - half.square().sum(1)).clamp_(min=0) / self.diagonal, None
+        return torch.cholesky_inverse(self._precision_root()).diagonal(dim1=1, dim2=2), None
 
     def _gram_root(self) -> tuple[Tensor, Tensor]:
-        scaled = self.pairs / self.diagonal[:, None]
-        gram = torch.bmm(scaled, self.pairs.mT)
+        scaled = self.pairs / self.diagonal.sqrt()[:, None]
+        gram = torch.bmm(scaled, scaled.mT)
         gram.diagonal(dim1=1, dim2=2).add_(1)
         return scaled, _root(gram)
 
@@ -211,6 +213,7 @@ class HalfPass:
     ridge: float
     weights: Tensor | None = None
     prior: Tensor | None = None
+    loss: float = field(init=False, default=0.0)
     _given: _Given = field(init=False)
 
     def __post_init__(self) -> None:
@@ -219,15 +222,23 @@ class HalfPass:
             self.prior = self.prior @ self._given.basis
 
     def solve(self) -> Tensor:
-        """The factors of this side."""
-        return self._each(_Block.solve, self._without_pairs()) @ self._given.basis.T
+        """The factors of this side; ``loss`` is then what they leave of the loss, without any ridge."""
+        found = self._without_pairs()
+        left = self._each(_Block.solve, found)
+        self.loss = sum(float(each) for each in left) - self.ridge * _size(found, self.prior)
+        if self.prior is not None:
+            start = self._without_pairs()
+            held = (self._diagonal(slice(None)) * start.square()).sum(dtype=torch.float64)
+            self.loss += self.ridge * _size(self.prior, None) - float(held)
+        return found @ self._given.basis.T
 
     def variances(self) -> Tensor:
         """The diagonals of the posterior covariances over σ², in the basis of the factors that were given.
 
         They are those of the basis in which the missing cells have a diagonal Gram matrix, turned as if diagonal.
         """
-        found = self._each(_Block.variances, 1 / self._diagonal(slice(None)))
+        found = 1 / self._diagonal(slice(None))
+        self._each(_Block.variances, found)
         return found @ self._given.basis.T.square()
 
     def _diagonal(self, rows: Tensor | slice) -> Tensor:
@@ -252,20 +263,25 @@ class HalfPass:
         target = torch.where(values > 0, root, torch.zeros_like(root))
         return _Block(rows, pairs, target, diagonal, self._start(rows, diagonal))
 
-    def _each(self, work: Callable[[_Block], Tensor], found: Tensor) -> Tensor:
-        def run(part: tuple[int, int]) -> None:
-            block = self._block(part)
-            found[block.rows] = work(block)
+    def _each(self, work: Callable[[_Block], tuple[Tensor, Any]], found: Tensor) -> list[Any]:
+        """Write what a block gives into the lines of its rows; the second parts of what blocks give."""
 
-        parts = self.blocks.plan(found.shape[1])
+        def run(part: tuple[int, int]) -> Any:
+            block = self._block(part)
+            found[block.rows], other = work(block)
+            return other
+
+        parts = self.blocks.plan(found.shape[1])[::-1]  # long rows first
         workers = torch.get_num_threads() if found.device.type == "cpu" else 1
         if workers == 1 or len(parts) < workers:
-            for part in parts:
-                run(part)
-            return found
+            return [run(part) for part in parts]
         with threads(1), ThreadPoolExecutor(workers) as pool:
-            list(pool.map(run, reversed(parts)))  # long rows first
-        return found
+            return list(pool.map(run, parts))
+
+
+def _size(table: Tensor, center: Tensor | None) -> float:
+    off = table if center is None else table - center
+    return float(torch.linalg.vector_norm(off.double())) ** 2
 
 
 class ImplicitFit:
@@ -307,6 +323,7 @@ class ImplicitFit:
         amounts = [_amounts(groups) for groups in (ratings.by_row, ratings.by_column)]
         total = float(amounts[0].sum(dtype=torch.float64))
         alpha = loss.ratio * total / (n * m)
+        self.amount = total * (1 + loss.ratio)
         in_pairs = amounts[1] * (ratings.n_ratings / total)
         popularity = in_pairs.clamp(min=1).pow(loss.popularity)
         columns = _start(m, rank, seed, start, ratings)
@@ -324,32 +341,13 @@ class ImplicitFit:
         for number in range(1, passes + 1):
             found.rows = half_pass(found, self.blocks[0], of_columns=False).solve()
             found.row_prior = _explained(found.rows, self.features[0])
-            found.columns = half_pass(found, self.blocks[1], of_columns=True).solve()
+            problem = half_pass(found, self.blocks[1], of_columns=True)
+            found.columns = problem.solve()
             found.column_prior = _explained(found.columns, self.features[1])
+            found.noise = max(problem.loss, 0.0) / self.amount
             if watch is not None and watch(number, found):
                 break
-        found.noise = self.mean_loss()
         return found
-
-    def mean_loss(self) -> float:
-        """The mean squared error over all cells by their weights."""
-        found, groups = self.factors, self.ratings.by_row
-        weighted = found.columns * found.column_missing[:, None]
-        gram = (found.rows.T @ found.rows).double() * (weighted.T @ found.columns).double()
-        missing = found.alpha * float(gram.sum())
-        observed = 0.0
-        total = 0.0
-        step = max(1, _LONG // found.rank)
-        for start in range(0, groups.n_ratings, step):
-            stop = min(start + step, groups.n_ratings)
-            i, j = groups.groups(start, stop).long(), groups.indices(start, stop).long()
-            weights = groups.values(start, stop)
-            score = (found.rows[i] * found.columns[j]).sum(1)
-            off = (weights > 0).to(score) - score
-            observed += float((weights.abs() * off.square()).sum(dtype=torch.float64))
-            total += float(weights.abs().sum(dtype=torch.float64))
-        cells = found.alpha * len(found.rows) * len(found.columns)
-        return (observed + missing) / (total + cells)
 
 
 def half_pass(factors: Factors, blocks: Blocks, *, of_columns: bool) -> HalfPass:
