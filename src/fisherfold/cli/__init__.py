@@ -1,7 +1,8 @@
 """The command line: one voice for fitting, reproducing and inspecting.
 
-Each command family lives in a file of its own and is attached here. What makes a command of a function is in
-``common``, with what becomes of an error; how it speaks is in ``voice``, options of several families in ``options``.
+Each command family lives in a file of its own and is attached here. What makes a command of a
+function is in ``common``, with what becomes of an error; how it speaks is in ``voice``, options of
+several families in ``options``.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ _CLOSED = "standard output is closed, and the result would be lost; redirect it,
 
 app = group(
     "Maximum likelihood on manifolds with the Riemannian Fisher information.\n\n"
-    "Start with `fisherfold demo`. Exit codes: 0 done, 1 declined or an unexpected error, 2 an option, a file or data "
+    "Start with `fisherfold demo`. Exit codes: 0 done, 1 declined or an unexpected error, 2 an "
+    "option, a file or data "
     "cannot be used, 130 interrupted.",
     examples=["fisherfold demo", "fisherfold complete fit ratings.csv -o model/"],
 )

@@ -1,9 +1,10 @@
 """What every command shares: its options, help, warnings, interrupts, errors and exit codes.
 
-A command is a function whose first argument is a ``Voice``, attached with ``command``; an argument whose type is a
-dataclass (``options.Reading``) stands for the options in its fields. Results go to standard output, everything else to
-standard error. Exit codes: 0 done, 1 declined or an error that is not the user's, 2 an option, a file or data that
-cannot be used, 130 interrupted (143 and 129 by SIGTERM and SIGHUP).
+A command is a function whose first argument is a ``Voice``, attached with ``command``; an argument
+whose type is a dataclass (``options.Reading``) stands for the options in its fields. Results go to
+standard output, everything else to standard error. Exit codes: 0 done, 1 declined or an error that
+is not the user's, 2 an option, a file or data that cannot be used, 130 interrupted (143 and 129 by
+SIGTERM and SIGHUP).
 """
 
 from __future__ import annotations
@@ -33,13 +34,15 @@ from fisherfold.cli.voice import Voice, printable
 
 _WORDS = {int: "N", float: "X", Path: "PATH"}
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
-DONE, FAILED, UNUSABLE = 0, 1, 2
+DONE = 0
+FAILED = 1
+UNUSABLE = 2
 # errors of these kinds are about what the user gave or the machine has; the message alone helps
 _THEIRS = (ValueError, TypeError, OSError, MemoryError, ImportError)
 
 
 class _Short:
-    """Help with one short word for what an option takes, and none for a flag or an argument, whose name says it."""
+    """Help with one short word for what an option takes, none for a flag or argument."""
 
     def get_params(self, ctx: Any) -> Any:
         found = super().get_params(ctx)  # type: ignore[misc]
@@ -123,7 +126,8 @@ def command(
 
 def _options(kind: Any) -> list[inspect.Parameter]:
     """The options in the fields of a dataclass."""
-    hints, found = get_type_hints(kind), []
+    hints = get_type_hints(kind)
+    found = []
     for each in dataclasses.fields(kind):
         if each.metadata:
             names = each.metadata["names"]
@@ -138,7 +142,7 @@ def _options(kind: Any) -> list[inspect.Parameter]:
 
 
 def _warn(message: Warning | str, *_: Any) -> None:
-    """Print a warning of the library without the file and the line of code that Python would show."""
+    """Print a warning of the library without file and line of code."""
     Console(stderr=True).print(
         f"warning: {printable(str(message))}", markup=False, highlight=False, soft_wrap=True
     )
@@ -155,7 +159,7 @@ def _memory() -> str:
 
 
 def exit_code(stop: BaseException) -> int:
-    """What a stopped command returns, as shells count it; an interrupt that is not Ctrl-C holds its signal.
+    """What a stopped command returns, as shells count it.
 
     Examples:
         >>> exit_code(KeyboardInterrupt()), exit_code(KeyboardInterrupt(signal.SIGTERM))
@@ -169,9 +173,11 @@ def exit_code(stop: BaseException) -> int:
 def signals_as_interrupts() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into interrupts, except where somebody ignores them, as nohup does.
 
-    Left to themselves they end a process at once: processes that it has started go on, and nobody says how to resume.
+    Left to themselves they end a process at once: processes that it has started go on, and nobody
+    says how to resume.
     """
-    # torchrun ends its processes so, and one that waits for another inside an operation would not hear it
+    # torchrun ends its processes so, and one that waits for another inside an operation would not
+    # hear it
     names = () if "RANK" in os.environ else ("SIGTERM", "SIGHUP")
     numbers = [number for name in names if (number := getattr(signal, name, None)) is not None]
     ours = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
@@ -191,7 +197,7 @@ def _stop(number: int, _: object) -> NoReturn:
 
 @contextmanager
 def held_interrupts(state: str) -> Iterator[None]:
-    """Let a signal that would stop the block wait until it is done; ``state`` is what the user reads then."""
+    """Let interrupts wait until the block is done; ``state`` is what the user reads then."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -215,7 +221,8 @@ def report(error: Exception, path: str, *, as_json: bool = False) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()  # type: ignore[attr-defined]  # a family without a command: its help
         return UNUSABLE
-    usage, theirs = is_usage(error), isinstance(error, _THEIRS) or is_usage(error)
+    usage = is_usage(error)
+    theirs = isinstance(error, _THEIRS) or is_usage(error)
     text = printable(" ".join((error.format_message() if usage else str(error)).split()))  # type: ignore[attr-defined]
     text = text or type(error).__name__
     code = UNUSABLE if theirs else FAILED
@@ -224,7 +231,10 @@ def report(error: Exception, path: str, *, as_json: bool = False) -> int:
     elif (
         type(error).__name__ == "RankLost"
     ):  # named, not imported: most commands have no use for torch
-        hint = "the page on several processes says how a fit goes on from its checkpoint; --timeout sets the wait"
+        hint = (
+            "the page on several processes says how a fit resumes from its checkpoint; "
+            "--timeout sets the wait"
+        )
     else:
         text = f"unexpected {type(error).__name__}: {text}"
         hint = (
@@ -240,5 +250,5 @@ def report(error: Exception, path: str, *, as_json: bool = False) -> int:
 
 
 def is_usage(error: Exception) -> bool:
-    """Tell whether typer raised an error for words that do not parse; typer keeps the class to itself."""
+    """Tell whether typer raised an error for words that do not parse."""
     return hasattr(error, "format_message") and hasattr(error, "exit_code")

@@ -95,11 +95,12 @@ def fetch(
         bool, typer.Option("--yes", "-y", help="Accept the terms without being asked.")
     ] = False,
 ) -> None:
-    """Fetch a data set from its official address, verify it and keep it in the cache. The terms are shown first."""
+    """Fetch a data set, verify it and keep it in the cache. The terms are shown first."""
     from fisherfold.datasets import fetch as get
     from fisherfold.datasets import record, where
 
-    entry, there = record(name), where(name)
+    entry = record(name)
+    there = where(name)
     if source is None and there is None and entry.url and not yes:
         _ask(f"{entry.title}\nterms: {entry.licence}\ncite:  {entry.citation}", entry.megabytes)
     folder = get(name, source=source, say=voice.remark)

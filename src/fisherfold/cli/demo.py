@@ -32,7 +32,7 @@ def demo(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", "-s", help="Seed of splits and starts.")] = 0,
 ) -> None:
-    """Recommend films with intervals, train a small network, fit a model on a manifold: a table, a picture, a page."""
+    """Recommend films with intervals, train a network, fit a model on a manifold."""
     need("matplotlib")
     from fisherfold.demo import (
         draw,
@@ -52,7 +52,8 @@ def demo(
         networks = race_networks()
         line.update(2, what="a model on a manifold")
         gradients = race_gradients(seed=seed)
-    picture, page = output / "demo.png", output / "index.html"
+    picture = output / "demo.png"
+    page = output / "index.html"
     drawn = draw(films, networks, gradients)
     write_atomically(picture, drawn)
     write_page(films, drawn, page)
@@ -89,7 +90,8 @@ def _find(given: Path | None) -> Path:
         if (place / "ratings.csv").is_file() and (place / "movies.csv").is_file():
             return place
     raise FileNotFoundError(
-        f"the demo needs ratings.csv and movies.csv of MovieLens ml-latest-small, looked for in {places[0]}: run it in "
+        "the demo needs ratings.csv and movies.csv of MovieLens ml-latest-small, looked for in "
+        f"{places[0]}: run it in "
         "a clone of the repository, or name a folder with --data"
     )
 

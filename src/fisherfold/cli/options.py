@@ -15,7 +15,8 @@ import typer
 from fisherfold.cli.common import held_interrupts
 from fisherfold.cli.voice import Voice, cell, option
 
-TABLES, PROCESSES = "Tables", "Several processes (torchrun)"
+TABLES = "Tables"
+PROCESSES = "Several processes (torchrun)"
 
 
 @dataclass
@@ -133,7 +134,7 @@ def say_written(voice: Voice, title: str, facts: Mapping[str, Any], output: Path
 
 
 def write_or_rescue(write: Callable[[Path], None], output: Path) -> None:
-    """Write a model; where its folder cannot be written, write it to a temporary one, and report that."""
+    """Write a model; where its folder cannot be written, to a temporary one."""
     try:
         with held_interrupts(f"the model is saved in {output}"):
             write(output)

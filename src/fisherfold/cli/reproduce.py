@@ -1,7 +1,7 @@
 """``fisherfold reproduce``: the paper's figures and tables, remade, and the report page.
 
-Every command refreshes the page from what has been run so far. A second run reads what the first has recorded, so that
-an interrupted command goes on where it stopped.
+Every command refreshes the page from what has been run so far. A second run reads what the first
+has recorded, so that an interrupted command goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FOLDER = "The folder for the page, tables and recorded runs."
 RUNS = Path("results/cifar_runs.parquet")
 FIGURES = {
     "jester": "Matrix completion on Jester-1: RNGD, RSGD, RSVRG, RCG and our default, rank 5.",
-    "movielens": "Matrix completion on MovieLens-1M: RNGD, RSGD, RSVRG, RCG and our default, rank 5.",
+    "movielens": "Matrix completion on MovieLens-1M: RNGD, RSGD, RSVRG, RCG, our default; rank 5.",
     "school": "Multi-task learning on School: RNGD, RSGD, RSVRG and RCG, rank 6.",
     "sarcos": "Multi-task learning on Sarcos: RNGD, RSGD, RSVRG and RCG, rank 6.",
 }
@@ -42,7 +42,7 @@ PARTS = ("metric", "global", "rates", "stability", "invariance")
 
 @dataclass
 class Running:
-    """What all experiments take; the names are those of ``fisherfold.reproduce.reproduce.Options``."""
+    """What all experiments take, by the names of ``reproduce.Options``."""
 
     quick: bool = option(False, "A sketch: a third of the epochs, two seeds, smaller step grids.")
     seeds: int = option(5, "How many seeds (split, start and samples).", min=1, metavar="N")
@@ -63,7 +63,7 @@ class Running:
     app, "all", examples=["fisherfold reproduce all --quick --jobs 2", "fisherfold reproduce all"]
 )
 def everything(voice: Voice, *, running: Running) -> None:
-    """Everything: runs what is missing and writes the page. Experiments without data are marked, not an error."""
+    """Run what is missing and write the page; experiments without data are marked."""
     from fisherfold.reproduce import reproduce
 
     options = running.options(voice)
@@ -136,7 +136,7 @@ def cifar(
     results: Annotated[Path, typer.Option("--results", help="The table of recorded runs.")] = RUNS,
     output: Annotated[Path, typer.Option("--output", "-o", help=_FOLDER)] = Path("report"),
 ) -> None:
-    """The CIFAR table from recorded training runs: medians over seeds and the verdict. It does not train."""
+    """The CIFAR table from recorded training runs: medians over seeds and the verdict."""
     _answer(voice, "cifar", Running(output=output).options(voice), results=results)
 
 

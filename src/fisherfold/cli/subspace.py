@@ -38,7 +38,8 @@ app = group(
     examples=["fisherfold subspace fit pupils.csv --target score --task school -o model/"],
 )
 _MEANING = (
-    "r2 is of all rows together; nmse is the mean over tasks of squared error over the variance of the task's targets, "
+    "r2 is of all rows together; nmse is the mean over tasks of squared error over the variance of "
+    "the task's targets, "
     "in which every task counts the same: the two do not add up to 1"
 )
 
@@ -264,7 +265,8 @@ def choose_features(
             indexes.insert(0, names[0])
         if indexes:
             raise ValueError(
-                f"the column {indexes[0]} is the index of a data frame, numbers of lines and hardly a feature; write "
+                f"the column {indexes[0]} is the index of a data frame, numbers of lines and "
+                "hardly a feature; write "
                 "the file with index=False, or name the features (--features)"
             )
     if target in features or len(set(features)) < len(features):
@@ -290,11 +292,13 @@ def to_numbers(
 
     from fisherfold.tables.readers import ids, numbers
 
-    frame, path = table.frame, table.path
+    frame = table.frame
+    path = table.path
     needed = [*features, *([task] if task else []), *([target] if target else [])]
     if absent := [name for name in needed if name not in frame.columns]:
         raise ValueError(
-            f"{path}: the columns {', '.join(absent)} are missing; it has {', '.join(frame.columns)}"
+            f"{path}: the columns {', '.join(absent)} are missing; it has "
+            f"{', '.join(frame.columns)}"
         )
 
     def checked(name: str) -> pl.Series:
@@ -313,7 +317,8 @@ def to_numbers(
                     "; for two classes fit with --classify"
                     if name == target
                     else (
-                        f"; does it name the tasks (--task {name}), or should --features leave it out?"
+                        f"; does it name the tasks (--task {name}), or should --features leave it "
+                        "out?"
                     )
                 )
             raise ValueError(where)

@@ -1,4 +1,4 @@
-"""How a command speaks: results on standard output, as a table or as JSON, all else on standard error, unless quiet."""
+"""How a command speaks: results on standard output, all else on standard error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fisherfold.plain import finite
 def grid(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, text: int = 1, **look: Any
 ) -> Table:
-    """A table whose first ``text`` columns are text and the others numbers; nothing in it is markup."""
+    """A table whose first ``text`` columns are text, the others numbers; no markup."""
     table = Table(title=escape(printable(title)), **look)
     for place, name in enumerate(columns):
         table.add_column(escape(printable(name)), justify="left" if place < text else "right")
@@ -29,7 +29,7 @@ def grid(
 
 
 def option(default: Any, text: str, *names: str, panel: str | None = None, **more: Any) -> Any:
-    """A field of a dataclass that is an option of commands: its default, its help, other names than its own."""
+    """A field of a dataclass that is an option of commands."""
     given = {"help": text, "rich_help_panel": panel, **more}
     return field(default=default, metadata={"names": names, "given": given})
 
@@ -70,7 +70,8 @@ class Voice:
     def answer(self, facts: Mapping[str, Any], *shown: RenderableType) -> None:
         """Print the result of the command."""
         if self.as_json:
-            # in ASCII: JSON is UTF-8, which standard output need not be, and names of files need not be text
+            # in ASCII: JSON is UTF-8, which standard output need not be, and names of files need
+            # not be text
             print(json.dumps(finite(facts), default=str))
             return
         for each in shown:
@@ -93,8 +94,10 @@ def cell(value: Any) -> str:
     """A value as a person reads it.
 
     Examples:
-        >>> cell(True), cell(0.123456), cell({"mean": 1.0, "standard error": 0.25}), cell(float("nan"))
-        ('yes', '0.1235', '1.0000 ± 0.2500', 'undefined')
+        >>> cell(True), cell(0.123456), cell(float("nan"))
+        ('yes', '0.1235', 'undefined')
+        >>> cell({"mean": 1.0, "standard error": 0.25})
+        '1.0000 ± 0.2500'
         >>> cell({"mean": 1.4e-9, "standard error": 2e-11})
         '1.4e-09 ± 2e-11'
     """
@@ -113,7 +116,7 @@ def cell(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    r"""What a file holds must not reach the terminal as commands, and names of files that are no text can be shown.
+    r"""Replace what a terminal would take as commands, and what is no text.
 
     Examples:
         >>> printable("red \x1b[31m, caf\udce9, é")

@@ -1,4 +1,4 @@
-"""Multi-task subspace learning: tasks, their problem and Fisher operators, inference, estimators."""
+"""Multi-task subspace learning: tasks, problem, Fisher operators, inference, estimators."""
 
 from fisherfold.subspace.classifier import SubspaceClassifier
 from fisherfold.subspace.problem import SubspaceProblem

@@ -29,20 +29,24 @@ Array = NDArray[Any]
 
 
 class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
-    """Binary logistic regressions for many tasks whose coefficients share a low-dimensional subspace.
+    """Logistic regressions for many tasks whose coefficients share a subspace.
 
-    The log odds of the second class are o + xᵀ U w_t, with U on the Grassmann manifold moved by RNGD, w_t by damped
-    Newton for all tasks at once, and a ridge on w_t. o are the log odds of all rows together (0 without intercepts), so
-    that the ridge draws tasks to the share of the class, and not to one half.
+    The log odds of the second class are o + xᵀ U w_t, with U on the Grassmann manifold moved by
+    RNGD, w_t by damped Newton for all tasks at once, and a ridge on w_t. o are the log odds of all
+    rows together (0 without intercepts), so that the ridge draws tasks to the share of the class,
+    and not to one half.
 
     Args:
-        rank: the dimension of the subspace, at most the number of features (plus one with an intercept), where every
-            task has its own ridge solution; None for 6, or as many as there are.
-        ridge: λ > 0, or ``auto`` for the one with the lowest log loss on a fifth of every task's rows.
+        rank: the dimension of the subspace, at most the number of features (plus one with an
+            intercept), where every task has its own ridge solution; None for 6, or as many as there
+            are.
+        ridge: λ > 0, or ``auto`` for the one with the lowest log loss on a fifth of every task's
+            rows.
         fit_intercept: centre the features and give every task an intercept.
         scale: divide features by their standard deviation.
-        fisher: the matrix of the steps: ``observed``, the Hessian; ``exact``, the Fisher information; ``kronecker``,
-            the paper's approximation of it. The last two take more steps.
+        fisher: the matrix of the steps: ``observed``, the Hessian; ``exact``, the Fisher
+            information; ``kronecker``, the paper's approximation of it. The last two take more
+            steps.
         max_iter: the most iterations.
         tol: stop when five iterations lower the loss by less than this fraction.
         random_state: seed of the split for the ridge.
@@ -115,11 +119,13 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         Args:
             X: features, one row per sample; or a list with one table per task.
             y: labels of two classes, one per row; or a list like X.
-            task: the task of each row (integers or text), or the name of a column of the data frame X, which later
-                calls then look up by themselves; None for a single task. For lists: their names.
-            sample_weight: a weight per row, or a list like X; a row of weight 2 counts as two, so that weights which
-                add up to 1 stand for a single row.
-            callback: called after every iteration with a dictionary of ``round`` and ``loss``; a true value stops.
+            task: the task of each row (integers or text), or the name of a column of the data frame
+                X, which later calls then look up by themselves; None for a single task. For lists:
+                their names.
+            sample_weight: a weight per row, or a list like X; a row of weight 2 counts as two, so
+                that weights which add up to 1 stand for a single row.
+            callback: called after every iteration with a dictionary of ``round`` and ``loss``; a
+                true value stops.
         """
         self._check_parameters()
         X, y, labels, weight = self._read(X, y, task, sample_weight, reset=True, numeric=False)
@@ -179,8 +185,10 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
 
         Args:
             X: features, one row per sample; or a list with one table per task.
-            task: the task of each row; None if the model has a single task. For lists: as in ``fit``.
-            unseen: what to do with a task that was not seen: ``error``, or ``mean`` for the mean coefficients.
+            task: the task of each row; None if the model has a single task. For lists: as in
+                ``fit``.
+            unseen: what to do with a task that was not seen: ``error``, or ``mean`` for the mean
+                coefficients.
 
         Returns:
             One number per row; a list like X.
@@ -197,7 +205,7 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         )
 
     def predict_proba(self, X: Any, task: Any = None, *, unseen: str = "error") -> Any:
-        """The probabilities of the two classes, shape (rows, 2); arguments as in ``decision_function``."""
+        """Probabilities of the classes, (rows, 2); arguments as in ``decision_function``."""
         given = self._table(X, None, task)
         second = expit(self._log_odds(given, unseen))
         return given.like_given(np.stack([1 - second, second], axis=1))
@@ -211,7 +219,7 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
     def score(
         self, X: Any, y: Any, task: Any = None, sample_weight: Any = None, *, unseen: str = "error"
     ) -> float:
-        """The share of rows that are classified correctly; arguments as in ``decision_function``."""
+        """The share of correctly classified rows; arguments as in ``decision_function``."""
         from sklearn.metrics import accuracy_score
 
         given, predicted = self._compared(X, y, task, unseen)
@@ -266,7 +274,7 @@ def _solve(
     fisher: str,
     callback: Callback | None = None,
 ) -> tuple[Tensor, Tensor, Result | None]:
-    """The frame, the coefficients and the solver's result (None where there is no subspace to learn)."""
+    """Frame, coefficients and the solver's result (None without a subspace to learn)."""
     n = rows.X.shape[1]
     if rank == n:
         return torch.eye(n, dtype=torch.float64), newton_coefficients(rows, rows.X, ridge)[0], None

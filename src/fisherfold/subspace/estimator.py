@@ -1,4 +1,4 @@
-"""What the regressor and the classifier of many tasks share: reading rows, numbering tasks, pickles and files."""
+"""What the regressor and the classifier of many tasks share."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SHARED_CHECKS: dict[str, Check] = {
 
 
 def all_or_nothing(method: Callable[P, R]) -> Callable[P, R]:
-    """Restore the attributes of an estimator if a method fails, so that no old model is mixed with half a new one."""
+    """Restore the attributes of an estimator if a method fails."""
 
     @functools.wraps(method)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -68,8 +68,9 @@ def all_or_nothing(method: Callable[P, R]) -> Callable[P, R]:
 class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """An estimator of rows of many tasks with a frame that the tasks share.
 
-    A subclass has the parameters ``rank``, ``fit_intercept``, ``max_iter`` and ``verbose`` and a check for each of its
-    parameters; ``fit`` sets ``_frame``, ``_weights``, ``_index`` and ``scaling_``.
+    A subclass has the parameters ``rank``, ``fit_intercept``, ``max_iter`` and ``verbose`` and a
+    check for each of its parameters; ``fit`` sets ``_frame``, ``_weights``, ``_index`` and
+    ``scaling_``.
     """
 
     CHECKS: ClassVar[dict[str, Check]]
@@ -92,7 +93,7 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
     @property
     def components_(self) -> Array:
-        """The frame U in the standardised features, the row of the intercept last, shape (features, rank)."""
+        """The frame U in standardised features, the intercept last: (features, rank)."""
         return np.asarray(self._frame.numpy())
 
     @property
@@ -113,7 +114,7 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         return hasattr(self, "_frame")
 
     def __getstate__(self) -> dict[str, Any]:
-        """Parameters, and plain arrays and values of a fitted model, for pickle, joblib, cloudpickle and skops."""
+        """Parameters, and the plain state of a fitted model, for pickle and joblib."""
         state = {"parameters": self.get_params(deep=False)}
         return state | {"fitted": files.to_state(self)} if self.__sklearn_is_fitted__() else state
 
@@ -168,7 +169,7 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         numeric: bool,
         least: int | None = None,
     ) -> tuple[Array, Array, Array | None, Array | None]:
-        """Checked features, targets, task ids (None for a single task or several outputs) and weights."""
+        """Validated features, targets, task ids (None for a single task) and weights."""
         given = read_table(X, y, task) if reset else self._table(X, y, task)
         if reset:
             self.task_column_ = task if isinstance(task, str) else None
@@ -215,7 +216,8 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
     def _keep(self, frame: Tensor, weights: Tensor, result: Result | None) -> None:
         """Keep a point fit; there is no result where there was no subspace to learn."""
-        self._frame, self._weights = frame, weights @ frame.mT
+        self._frame = frame
+        self._weights = weights @ frame.mT
         self.trace_ = [] if result is None else result.trace.rows
         self.n_iter_ = 1 if result is None else max(1, result.iterations)
 
@@ -257,14 +259,15 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             missing = list(dict.fromkeys(labels[numbers < 0].tolist()))
             shown = ", ".join(map(repr, missing[:5])) + (", ..." if len(missing) > 5 else "")
             raise ValueError(
-                f"{len(missing)} task(s) not seen in fit: {shown}; use fold_in to add new tasks, or unseen='mean' "
+                f"{len(missing)} task(s) not seen in fit: {shown}; use fold_in to add new tasks, "
+                "or unseen='mean' "
                 "(--unseen mean) to predict what all tasks share"
             )
         return numbers
 
     @contextmanager
     def _progress(self, callback: Callback | None) -> Iterator[Callback]:
-        """What is called after every round: the user's callback, once the line of the display is up to date."""
+        """The user's callback, called once the line of the display is up to date."""
         with track("fitting", at_most=int(self.max_iter), verbose=self.verbose) as line:
 
             def report(row: dict[str, float]) -> object:

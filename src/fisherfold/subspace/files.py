@@ -1,4 +1,4 @@
-"""The state of a fitted multi-task estimator as plain arrays and values: for model folders, and for pickles."""
+"""The state of a fitted multi-task estimator as plain arrays and values."""
 
 from __future__ import annotations
 
@@ -28,10 +28,12 @@ from fisherfold.tables.folders import (
 )
 from fisherfold.tables.validation import loaded_parameters, saved_parameters, storable
 
-KIND, VERSION = "subspace", 2
+KIND = "subspace"
+VERSION = 2
 Model = TypeVar("Model")
 
-# Shapes: d features, n with the intercept, p rank, T tasks, k = 1 + p and q = p, or both 0 where W is taken for known.
+# Shapes: d features, n with the intercept, p rank, T tasks, k = 1 + p and q = p, or both 0 where W
+# is taken for known.
 _ALWAYS = {"frame": "np", "weights": "Tn", "scaling.center": "d", "scaling.scale": "d"}
 _PRIOR = {"mean": "n", "covariance": "pp", "noise": "T"}
 _SPREAD = {
@@ -92,7 +94,7 @@ def to_state(
 
 
 def restore(model: Any, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-    """Set what ``to_state`` took from a fitted estimator; raises ``ValueError`` where parts do not fit together."""
+    """Set what ``to_state`` took; raises ``ValueError`` where parts do not fit."""
     tensors = {name: torch.as_tensor(part) for name, part in arrays.items()}
     sizes = {"d": expect_number(meta, "n_features_in", least=1, integer=True), "1": 1}
     sizes["T"] = expect_number(meta, "n_tasks", least=1, integer=True)
@@ -119,11 +121,10 @@ def restore(model: Any, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> N
     model.scaling_ = Scaling(
         center.numpy(), scale.numpy(), flat, expect_number(meta, "offset"), meta["intercept"]
     )
-    model._index, model._outputs = unpack_index(tensors, "tasks", sizes["T"]), meta["outputs"]
-    model.n_features_in_, model.n_iter_ = (
-        sizes["d"],
-        expect_number(meta, "n_iter", least=0, integer=True),
-    )
+    model._index = unpack_index(tensors, "tasks", sizes["T"])
+    model._outputs = meta["outputs"]
+    model.n_features_in_ = sizes["d"]
+    model.n_iter_ = expect_number(meta, "n_iter", least=0, integer=True)
     model.trace_ = _trace(meta.get("trace"))
     model.statistics_ = None
     if "prior.mean" in tensors:
@@ -146,8 +147,9 @@ def restore(model: Any, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> N
 
 
 def _check_predictions(model: Any) -> None:
-    """Bound what is predicted for features from -1 to 1: each part of a model is finite, products may not be."""
-    scaling, spread = model.scaling_, getattr(model, "_spread", None)
+    """Check that predictions for features from -1 to 1 are finite."""
+    scaling = model.scaling_
+    spread = getattr(model, "_spread", None)
     if min(scaling.scale) < 1 / _LARGEST or max(*scaling.scale, *abs(scaling.center)) > _LARGEST:
         raise ValueError(f"scaling must be from {1 / _LARGEST:g} to {_LARGEST:g}")
     z = torch.from_numpy(
@@ -223,7 +225,8 @@ def load_model(path: str | os.PathLike[str], *classes: type[Model]) -> Model:
     cls: Any = next((c for c in classes if c.__name__ == meta.get("estimator")), None)
     if cls is None:
         raise ValueError(
-            f"{path} holds a {meta.get('estimator')}, not a {' or '.join(c.__name__ for c in classes)}"
+            f"{path} holds a {meta.get('estimator')}, not a "
+            f"{' or '.join(c.__name__ for c in classes)}"
         )
     with sound(model_file(path), KIND):
         model = cls(**loaded_parameters(meta.get("params"), cls.CHECKS))

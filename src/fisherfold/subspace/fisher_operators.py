@@ -1,9 +1,9 @@
-"""Many small regressions in a shared subspace at one frame: coefficients, residuals, Fisher information and Hessian.
+"""Small regressions in a shared subspace at one frame, their Fisher and Hessian.
 
-A_t is X_tᵀX_t (X_tᵀDX_t of classifications), G_t = UᵀA_tU + λ I, and e_t the gradient of the loss in U w_t. Along H
-the coefficients change by ẇ_t = -G_t⁻¹ (UᵀA_t H w_t + Hᵀe_t), and U w_t by k_t = H w_t + U ẇ_t. The Fisher information
-is H ↦ P (1/N) Σ_t J_tᵀA_t k_t with J_t H = k_t; the ridge is a Gaussian observation √λ w_t of zero and adds λ ẇ_tᵀẇ_t.
-The Hessian of the penalised loss is
+A_t is X_tᵀX_t (X_tᵀDX_t of classifications), G_t = UᵀA_tU + λ I, and e_t the gradient of the loss
+in U w_t. Along H the coefficients change by ẇ_t = -G_t⁻¹ (UᵀA_t H w_t + Hᵀe_t), and U w_t by k_t =
+H w_t + U ẇ_t. The Fisher information is H ↦ P (1/N) Σ_t J_tᵀA_t k_t with J_t H = k_t; the ridge is
+a Gaussian observation √λ w_t of zero and adds λ ẇ_tᵀẇ_t. The Hessian of the penalised loss is
 
     P (1/N) Σ_t [ A_tk_t w_tᵀ + e_t ẇ_tᵀ ] - H Uᵀ∇Ψ,
 
@@ -69,7 +69,7 @@ class TaskState:
         """The state at a frame."""
         # numpy on the tensors' memory: fewer microseconds per call
         parts = (part.numpy() for part in (data.gram, data.cross, data.power, x))
-        found = _forward(floor, regular, ridge, *parts)
+        found = _forward(*parts, floor=floor, regular=regular, ridge=ridge)
         wide, inner, weights, residual, losses, shrunk = (torch.from_numpy(part) for part in found)
         if penalised:
             losses = losses + shrunk / 2
@@ -82,10 +82,18 @@ class TaskState:
 
 
 def _forward(
-    floor: Tensor, regular: bool, ridge: float, gram: Array, cross: Array, power: Array, x: Array
+    gram: Array,
+    cross: Array,
+    power: Array,
+    x: Array,
+    *,
+    floor: Tensor,
+    regular: bool,
+    ridge: float,
 ) -> tuple[Array, ...]:
     """UᵀA_t, UᵀA_tU, w_t, e_t, ψ_t and λ‖w_t‖², as two products of tall matrices."""
-    tasks, (n, p) = len(gram), x.shape
+    tasks = len(gram)
+    n, p = x.shape
     tall = (gram.reshape(tasks * n, n) @ x).reshape(tasks, n, p)
     wide = tall.swapaxes(1, 2).swapaxes(0, 1).reshape(p * tasks, n)
     inner = (wide @ x).reshape(p, tasks, p).swapaxes(0, 1)
@@ -106,7 +114,8 @@ def _solve(inner: Array, ridge: float, target: Array, floor: Tensor, regular: bo
             return np.asarray(
                 np.linalg.solve(inner + ridge * np.eye(inner.shape[-1]), target[..., None])[..., 0]
             )
-    # in the eigenbasis, not through an explicit inverse, in whose rounding a large 1/λ drowns the small ones
+    # in the eigenbasis, not through an explicit inverse, in whose rounding a large 1/λ drowns the
+    # small ones
     values, vectors = torch.linalg.eigh(torch.from_numpy(inner))
     scales = torch.where(values > floor[:, None], 1 / (values + ridge), 0.0)
     parts = scales * (vectors.mT @ torch.from_numpy(target)[..., None]).squeeze(-1)
@@ -127,12 +136,16 @@ class SubspaceFisher(FisherOperator):
         grams: Tensor,
         state: TaskState,
         count: int,
+        *,
         preconditioner: KroneckerFisher,
         samples: Axis,
     ) -> None:
         super().__init__(preconditioner.manifold, point)
-        self.grams, self.state, self.count = grams, state, count
-        self.preconditioner, self.samples = preconditioner, samples
+        self.grams = grams
+        self.state = state
+        self.count = count
+        self.preconditioner = preconditioner
+        self.samples = samples
 
     def _moved(self, v: Tensor) -> tuple[Tensor, Tensor]:
         """ẇ_t and A_tk_t."""
@@ -143,7 +156,8 @@ class SubspaceFisher(FisherOperator):
 
     @override
     def _matvec(self, v: Tensor) -> Tensor:
-        state, x = self.state, self.point
+        state = self.state
+        x = self.point
         change, image = self._moved(v)
         back = _apply(state.inverse, image @ x + state.ridge * change)
         through = image - _apply(state.gram_frame, back)
@@ -158,7 +172,9 @@ class SubspaceHessian(SubspaceFisher):
 
     @override
     def _matvec(self, v: Tensor) -> Tensor:
-        residual, x, w = self.state.residual, self.point, self.state.weights
+        residual = self.state.residual
+        x = self.point
+        w = self.state.weights
         change, image = self._moved(v)
         product = image.mT @ w + residual.mT @ change - v @ (x.mT @ (residual.mT @ w))
         return self.manifold.project(x, self.samples.total(product) / self.count)

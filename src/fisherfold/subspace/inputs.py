@@ -1,8 +1,9 @@
 """Rows of many tasks as people have them, and as the model takes them.
 
-Accepted are one table with a task per row, a data frame with a column of tasks, lists with one table per task, and
-several outputs over shared rows. The model's features are z = ((x - μ)/σ, 1), so that the intercept is a coefficient
-like the others; ``Scaling`` turns coefficients back into the user's units.
+Accepted are one table with a task per row, a data frame with a column of tasks, lists with one
+table per task, and several outputs over shared rows. The model's features are z = ((x - μ)/σ, 1),
+so that the intercept is a coefficient like the others; ``Scaling`` turns coefficients back into the
+user's units.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ def read_table(X: Any, y: Any, task: Any, column: str | None = None) -> TaskTabl
                 else "X is no data frame; pass one id per row"
             )
             raise ValueError(f"task={task!r} is not a column of X: {seen}")
-        column, task = task, X[task]
+        column = task
+        task = X[task]
     elif task is None and column is not None and hasattr(X, "columns"):
         if column not in list(X.columns):
             raise ValueError(
@@ -170,7 +172,8 @@ class Scaling:
     center: Array  # μ per feature
     scale: Array  # σ per feature; 1 for a constant feature, which becomes 0 and carries no weight
     flat: Array  # whether each feature was constant, up to rounding, in the rows of the fit
-    offset: float  # the mean target, subtracted before fitting; of two classes the log odds of the second
+    # the mean target, subtracted before fitting; of two classes the log odds of the second
+    offset: float
     intercept: bool  # whether a column of ones is added
 
     @classmethod
@@ -220,7 +223,7 @@ class Scaling:
         return slopes, constant - slopes @ self.center
 
     def coefficient_rows(self) -> Tensor:
-        """The rows z with zᵀw = the coefficients in the user's units, and last, if there is one, the intercept."""
+        """Rows z with zᵀw = the coefficients in the user's units, the intercept last."""
         rows = np.diag(1 / self.scale)
         if self.intercept:
             rows = np.block(
@@ -229,8 +232,10 @@ class Scaling:
         return torch.from_numpy(rows)
 
 
-def rows_of_process(model: Any, X: Any, y: Any, task: Any, weight: Any, group: Group) -> RowShare:
-    """Features, targets, tasks and weights of the rows of this process, with the features of all others."""
+def rows_of_process(
+    model: Any, X: Any, y: Any, task: Any, weight: Any, *, group: Group
+) -> RowShare:
+    """The rows of this process, with the same features as those of all others."""
     found: RowShare | None = None
     with group.together():
         if X is not None and len(X) > 0:
@@ -251,12 +256,14 @@ def rows_of_process(model: Any, X: Any, y: Any, task: Any, weight: Any, group: G
     for rank, _, their_width, with_weight, their_names, *_ in known[1:]:
         if (their_width, their_names) != (width, names):
             raise ValueError(
-                f"all ranks must have the same features in one order: rank {first} has {names or width}, rank {rank} "
+                f"all ranks must have the same features in one order: rank {first} has "
+                f"{names or width}, rank {rank} "
                 f"has {their_names or their_width}"
             )
         if with_weight != weighted:
             raise ValueError(
-                f"sample_weight must be given on all ranks or on none: ranks {first} and {rank} differ"
+                f"sample_weight must be given on all ranks or on none: ranks {first} and {rank} "
+                "differ"
             )
     if found is not None:
         return found
@@ -271,8 +278,9 @@ def distribute_rows(
 ) -> tuple[Scaling, IdIndex, Rows, Axis]:
     """Send every row to the process that owns its task.
 
-    Features are scaled by the means and spreads of all rows, tasks are numbered once for all and cut into runs of about
-    equally many rows; from there on a process learns from tasks of its own, and what tasks share in lock step.
+    Features are scaled by the means and spreads of all rows, tasks are numbered once for all and
+    cut into runs of about equally many rows; from there on a process learns from tasks of its own,
+    and what tasks share in lock step.
     """
     X, y, labels, weight = share
     scaling = Scaling.learn(X, y, weight, intercept=intercept, scale=scale, group=group)
@@ -282,19 +290,21 @@ def distribute_rows(
     cuts = balanced_cuts(counts.numpy(), group.size)
     owner = np.searchsorted(np.asarray(cuts[1:-1]), numbers, side="right")
     order = np.argsort(owner, kind="stable")
-    # what one process would draw for these rows: the stream of the seed from their place among all rows on
+    # what one process would draw for these rows: the stream of the seed from their place among all
+    # rows on
     before = int(group.gather(torch.tensor([len(numbers)]))[: group.rank].sum())
     keys = np.random.Generator(np.random.PCG64(seed).advance(before)).random(len(numbers))
     columns = [scaling(X).numpy(), y - scaling.offset, weight, numbers, keys]
     packed = torch.from_numpy(np.column_stack(columns)[order])
     arrived = torch.cat(group.exchange(packed, np.bincount(owner, minlength=group.size).tolist()))
     axis = Axis(len(index), cuts[group.rank], cuts[group.rank + 1], group)
-    Z, (b, w, task, key) = arrived[:, :-4].contiguous(), arrived[:, -4:].T.contiguous()
+    Z = arrived[:, :-4].contiguous()
+    b, w, task, key = arrived[:, -4:].T.contiguous()
     return scaling, index, Rows(Z, b, task.long() - axis.start, w, key.numpy()), axis
 
 
 def _joint_index(labels: Ids, group: Group) -> IdIndex:
-    """One numbering of the tasks of all processes: that of one process with all shares in the order of ranks."""
+    """Number the tasks as one process would with all shares in the order of ranks."""
     _, first = np.unique(
         labels.astype(str) if labels.dtype == object else labels, return_index=True
     )

@@ -1,10 +1,12 @@
 """Many small binary classifications whose coefficients share a subspace.
 
-    Ψ(U) = (1/N) Σ_t min_w [ Σ_j s_j (log(1 + exp η_j) - y_j η_j) + ½ λ ‖w‖² ],   η_j = o_j + x_jᵀ U w_t
+    Ψ(U) = (1/N) Σ_t min_w [ Σ_j s_j (log(1 + exp η_j) - y_j η_j) + ½ λ ‖w‖² ],
+    η_j = o_j + x_jᵀ U w_t
 
-The coefficients w_t have no closed form: damped Newton, all tasks at once, each with its own backtracking. By the
-envelope theorem the gradient is P (1/N) Σ_t e_t w_tᵀ with e_t = X_tᵀ s(μ - y) and μ the predicted probabilities. With
-D = s μ(1-μ) and A_t = X_tᵀDX_t the Fisher information and the Hessian are those of ``fisher_operators``.
+The coefficients w_t have no closed form: damped Newton, all tasks at once, each with its own
+backtracking. By the envelope theorem the gradient is P (1/N) Σ_t e_t w_tᵀ with e_t = X_tᵀ s(μ - y)
+and μ the predicted probabilities. With D = s μ(1-μ) and A_t = X_tᵀDX_t the Fisher information and
+the Hessian are those of ``fisher_operators``.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ class LabelledRows:
         offset: Tensor | None = None,
     ) -> LabelledRows:
         """Rows with weights 1 and offsets 0 unless given."""
-        X, y = X.double(), y.double()
+        X = X.double()
+        y = y.double()
         tasks = int(task.max()) + 1 if n_tasks is None else n_tasks
         ones = torch.ones_like(y) if weight is None else weight.double()
         return cls(
@@ -80,8 +83,8 @@ def newton_coefficients(
 ) -> tuple[Tensor, Tensor]:
     """Minimise the penalised logistic loss of every task over its coefficients.
 
-    A task whose Newton step does not lower its loss halves it; the last step, too short for the loss to show, is taken
-    whole.
+    A task whose Newton step does not lower its loss halves it; the last step, too short for the
+    loss to show, is taken whole.
     """
     p = features.shape[1]
     w = torch.zeros(rows.n_tasks, p, dtype=features.dtype) if start is None else start
@@ -95,9 +98,11 @@ def newton_coefficients(
         factor = torch.linalg.cholesky(_curvature(rows, features, _spread(rows, logits), ridge))
         step = torch.cholesky_solve(slope[..., None], factor).squeeze(-1)
         fall = (step * slope).sum(-1)
-        # below the rounding of the loss only the Newton step itself, which squares the error, can give the last digits
+        # below the rounding of the loss only the Newton step itself, which squares the error, can
+        # give the last digits
         close = fall <= 1e-14 * losses.abs()
-        length, moved = torch.ones_like(losses), w - step
+        length = torch.ones_like(losses)
+        moved = w - step
         trial = _losses(rows, features, moved, ridge)
         for _ in range(30):
             short = ~close & (trial > losses - 0.25 * length * fall)
@@ -107,7 +112,8 @@ def newton_coefficients(
             moved = w - length[:, None] * step
             trial = _losses(rows, features, moved, ridge)
         better = close | (trial <= losses)
-        w, losses = torch.where(better[:, None], moved, w), torch.where(better, trial, losses)
+        w = torch.where(better[:, None], moved, w)
+        losses = torch.where(better, trial, losses)
         if bool((close | ~better).all()):
             break
     return w, losses
@@ -153,8 +159,9 @@ class LogisticState(NamedTuple):
 class LogisticSubspaceProblem(Problem):
     """Multi-task logistic regression with shared features, from rows.
 
-    Fisher kinds: ``kronecker``, [(1/N) Σ w wᵀ] ⊗ [(1/N) Σ X_tᵀDX_t] on the complement of U; ``exact``; ``observed``,
-    the Hessian, for the last digits: positive definite near a minimum only.
+    Fisher kinds: ``kronecker``, [(1/N) Σ w wᵀ] ⊗ [(1/N) Σ X_tᵀDX_t] on the complement of U;
+    ``exact``; ``observed``, the Hessian, for the last digits: positive definite near a minimum
+    only.
     """
 
     fisher_kinds: ClassVar[tuple[str, ...]] = ("kronecker", "exact", "observed")
@@ -168,21 +175,21 @@ class LogisticSubspaceProblem(Problem):
             )
         if not ridge > 0:
             raise ValueError(f"ridge must be positive, got {ridge}")
-        self.rows, self.ridge, self.n_samples, self.manifold = (
-            rows,
-            ridge,
-            rows.n_tasks,
-            Grassmann(n, rank),
-        )
+        self.rows = rows
+        self.ridge = ridge
+        self.n_samples = rows.n_tasks
+        self.manifold = Grassmann(n, rank)
         self._kept: LastPoint[LogisticState] = LastPoint()
 
     def state(self, x: Tensor) -> LogisticState:
         """Coefficients, probabilities and losses of all tasks; the last one is kept."""
         if (kept := self._kept.get(x)) is not None:
             return kept
-        rows, ridge = self.rows, self.ridge
+        rows = self.rows
+        ridge = self.ridge
         features = rows.X @ x
-        # from zero, not from the last coefficients: the loss is then a function of x to the last bit
+        # from zero, not from the last coefficients: the loss is then a function of x to the last
+        # bit
         weights, losses = newton_coefficients(rows, features, ridge)
         logits = _logits(rows, features, weights)
         error = rows.total(_slopes(rows, logits)[:, None] * rows.X)
@@ -207,7 +214,9 @@ class LogisticSubspaceProblem(Problem):
         if kind not in self.fisher_kinds:
             raise ValueError(f"kind must be one of {self.fisher_kinds}, got {kind!r}")
         check_whole(batch)
-        state, rows, tasks = self.state(x), self.rows, self.n_samples
+        state = self.state(x)
+        rows = self.rows
+        tasks = self.n_samples
         left = rows.X.mT @ (state.spread[:, None] * rows.X) / tasks
         kronecker = KroneckerFisher(
             self.manifold, x, left=left, right=state.weights.mT @ state.weights / tasks
@@ -217,7 +226,8 @@ class LogisticSubspaceProblem(Problem):
         grams = TaskStatistics.from_rows(
             rows.X, rows.y, rows.task, n_tasks=tasks, sample_weight=state.spread
         ).gram
-        gram_frame, nothing = grams @ x, torch.zeros_like(state.losses)
+        gram_frame = grams @ x
+        nothing = torch.zeros_like(state.losses)
         moved = TaskState(
             gram_frame,
             x.mT @ gram_frame,
@@ -228,4 +238,4 @@ class LogisticSubspaceProblem(Problem):
             state.losses,
         )
         form = SubspaceFisher if kind == "exact" else SubspaceHessian
-        return form(x, grams, moved, tasks, kronecker, Axis.whole(tasks))
+        return form(x, grams, moved, tasks, preconditioner=kronecker, samples=Axis.whole(tasks))

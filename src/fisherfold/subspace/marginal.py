@@ -1,11 +1,13 @@
 """Multi-task regression with the task coefficients integrated out.
 
-    y_t = X_t (m + U a_t) + ε,   a_t ~ N(0, Σ),  ε ~ N(0, s_t² I)   ⇒   y_t ~ N(X_t m, s_t² I + X_t U Σ Uᵀ X_tᵀ)
+    y_t = X_t (m + U a_t) + ε,   a_t ~ N(0, Σ),  ε ~ N(0, s_t² I)   ⇒   y_t ~ N(X_t m, s_t² I + X_t
+    U Σ Uᵀ X_tᵀ)
 
-The subspace U lies on the Grassmann manifold and is moved by RNGD on the marginal likelihood; the mean m is its exact
-maximiser given the rest (generalised least squares), prior covariance Σ and noise s² are re-estimated from the
-posterior moments of a_t (closed form, EM). So there is no ridge to tune: a task with few rows leans on the others as
-far as they are alike. With V_t the posterior covariance of a_t,
+The subspace U lies on the Grassmann manifold and is moved by RNGD on the marginal likelihood; the
+mean m is its exact maximiser given the rest (generalised least squares), prior covariance Σ and
+noise s² are re-estimated from the posterior moments of a_t (closed form, EM). So there is no ridge
+to tune: a task with few rows leans on the others as far as they are alike. With V_t the posterior
+covariance of a_t,
 
     S_t = X_tᵀ(s_t² I + X_tUΣUᵀX_tᵀ)⁻¹X_t = A_t/s_t² - (A_tU/s_t²) V_t (A_tU/s_t²)ᵀ
 
@@ -43,7 +45,7 @@ class SubspacePrior:
 
 @dataclass(frozen=True)
 class TaskPosterior:
-    """The Gaussian posterior of the coefficients of each task, and the terms of the marginal likelihood."""
+    """The posterior of each task's coefficients, and its marginal likelihood."""
 
     mean: Tensor  # E[a_t], shape (tasks, rank)
     covariance: Tensor  # V_t, shape (tasks, rank, rank)
@@ -62,8 +64,10 @@ class TaskPosterior:
 
 def posterior(statistics: TaskStatistics, prior: SubspacePrior) -> TaskPosterior:
     """The posterior of every task, also of tasks that were not in the fit."""
-    frame, noise = prior.frame, prior.noise
-    tasks, n, p = statistics.n_tasks, *frame.shape
+    frame = prior.frame
+    noise = prior.noise
+    tasks = statistics.n_tasks
+    n, p = frame.shape
     gram_frame = statistics.times(frame) / noise[:, None, None]
     inner = (gram_frame.mT.reshape(tasks * p, n) @ frame).reshape(tasks, p, p)
     root = symmetric_root(prior.covariance)
@@ -83,21 +87,23 @@ def posterior(statistics: TaskStatistics, prior: SubspacePrior) -> TaskPosterior
 
 
 class MarginalSubspaceProblem(Problem):
-    """The negative log marginal likelihood as a function of the subspace, mean, Σ and noise held fixed.
+    """The negative log marginal likelihood as a function of the subspace alone.
 
     Gradient (Fisher's identity): P (1/N) Σ_t [A_tU E[a_t a_tᵀ] - X_tᵀ(y_t - X_t m) E[a_t]ᵀ] / s_t².
-    Fisher kinds: ``exact``, H ↦ P (1/N) Σ_t [S_t H R_t + S_tUΣ Hᵀ S_tUΣ] with R_t = Σ UᵀS_tU Σ, and ``kronecker``, the
-    product of the means of S_t and R_t.
+    Fisher kinds: ``exact``, H ↦ P (1/N) Σ_t [S_t H R_t + S_tUΣ Hᵀ S_tUΣ] with R_t = Σ UᵀS_tU Σ, and
+    ``kronecker``, the product of the means of S_t and R_t.
     """
 
     fisher_kinds: ClassVar[tuple[str, ...]] = ("exact", "kronecker")
     manifold: Grassmann
 
     def __init__(self, statistics: TaskStatistics, prior: SubspacePrior) -> None:
-        self.statistics, self.prior = statistics, prior
+        self.statistics = statistics
+        self.prior = prior
         self.manifold = Grassmann(*prior.frame.shape)
         self.samples = statistics.all_tasks
-        self.n_samples, self.group = self.samples.size, self.samples.group
+        self.n_samples = self.samples.size
+        self.group = self.samples.group
         self._last: LastPoint[TaskPosterior] = LastPoint()
 
     def posterior(self, x: Tensor) -> TaskPosterior:
@@ -134,19 +140,27 @@ class MarginalSubspaceProblem(Problem):
         if kind not in self.fisher_kinds:
             raise ValueError(f"kind must be one of {self.fisher_kinds}, got {kind!r}")
         check_whole(batch)
-        found, noise = self.posterior(x), self.prior.noise
+        found = self.posterior(x)
+        noise = self.prior.noise
         right = self.prior.covariance - found.covariance
         left = self.samples.total(information(self.statistics, noise, found)) / self.n_samples
         kronecker = KroneckerFisher(self.manifold, x, left=left, right=self.samples.mean(right))
         if kind == "kronecker":
             return kronecker
         return MarginalFisher(
-            self.manifold, x, self.statistics.gram, noise, found, right, kronecker, self.samples
+            self.manifold,
+            x,
+            self.statistics.gram,
+            noise=noise,
+            found=found,
+            right=right,
+            preconditioner=kronecker,
+            samples=self.samples,
         )
 
 
 class MarginalFisher(FisherOperator):
-    """H ↦ P (1/N) Σ_t [S_t H R_t + S_tUΣ Hᵀ S_tUΣ], from ½ tr(C⁻¹ dC C⁻¹ dC) for the covariance C of y_t.
+    """H ↦ P (1/N) Σ_t [S_t H R_t + S_tUΣ Hᵀ S_tUΣ], from ½ tr(C⁻¹ dC C⁻¹ dC).
 
     R_t = Σ UᵀS_tU Σ = Σ - V_t and S_tUΣ = (A_tU/s_t²) V_t.
     """
@@ -158,6 +172,7 @@ class MarginalFisher(FisherOperator):
         manifold: Grassmann,
         point: Tensor,
         grams: Tensor,
+        *,
         noise: Tensor,
         found: TaskPosterior,
         right: Tensor,
@@ -166,13 +181,12 @@ class MarginalFisher(FisherOperator):
     ) -> None:
         super().__init__(manifold, point)
         self.samples = samples
-        self.grams, self.noise, self.right, self.preconditioner = (
-            grams,
-            noise,
-            right,
-            preconditioner,
-        )
-        self.gram_frame, self.covariance = found.scaled_gram_frame, found.covariance
+        self.grams = grams
+        self.noise = noise
+        self.right = right
+        self.preconditioner = preconditioner
+        self.gram_frame = found.scaled_gram_frame
+        self.covariance = found.covariance
         self.reach = found.scaled_gram_frame @ found.covariance
 
     @override
@@ -191,17 +205,16 @@ def information(statistics: TaskStatistics, noise: Tensor, found: TaskPosterior)
     """Σ_t S_t, the Fisher information of the mean m, over the tasks that are here."""
     explained = found.scaled_gram_frame @ found.covariance
     tasks, n, p = explained.shape
-    wide, other = (
-        explained.mT.reshape(tasks * p, n),
-        found.scaled_gram_frame.mT.reshape(tasks * p, n),
-    )
+    wide = explained.mT.reshape(tasks * p, n)
+    other = found.scaled_gram_frame.mT.reshape(tasks * p, n)
     total = statistics.scaled_gram(noise) - wide.mT @ other
     return (total + total.mT) / 2
 
 
 def start(statistics: TaskStatistics, *, rank: int) -> SubspacePrior:
-    """Pooled ridge for the mean, the leading directions of the tasks' own ridge solutions for the subspace."""
-    n, pooled = statistics.n_features, statistics.pooled()
+    """Start from pooled ridge and the leading directions of the tasks' own ridge."""
+    n = statistics.n_features
+    pooled = statistics.pooled()
     eye = torch.eye(n, dtype=torch.float64)
     # features of about unit size for the ridge; powers of two keep all digits
     squares = pooled.gram[0].diagonal() / pooled.counts.clamp(min=1)
@@ -224,13 +237,14 @@ def start(statistics: TaskStatistics, *, rank: int) -> SubspacePrior:
     covariance = torch.diag(values[:rank] + values.mean() / 10 + 1e-8 * noise / scale)
     frame, change = torch.linalg.qr(frame / sizes[:, None])
     signs = change.diagonal().sign()
-    frame, change = frame * signs, change * signs[:, None]
+    frame = frame * signs
+    change = change * signs[:, None]
     covariance = change @ covariance @ change.mT
     return SubspacePrior(mean / sizes, frame, covariance, noise.expand(statistics.n_tasks).clone())
 
 
 def noise_floor(statistics: TaskStatistics) -> float:
-    """The least noise variance: targets that are fitted exactly must not lead to a division by zero."""
+    """The least noise variance, so that exact fits do not divide by zero."""
     power, counts = statistics.all_tasks.total(
         torch.stack([statistics.power.sum(), statistics.counts.sum()])
     )
@@ -255,7 +269,8 @@ def symmetric_root(matrix: Tensor) -> Tensor:
 def factor_above_one(matrix: Tensor) -> Tensor:
     """The Cholesky factor of symmetric matrices I + M with M positive semi-definite.
 
-    Where M is so large that rounding leaves none, as with next to no noise, eigenvalues below one are set to it.
+    Where M is so large that rounding leaves none, as with next to no noise, eigenvalues below one
+    are set to it.
     """
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if not bool(failed.any()):

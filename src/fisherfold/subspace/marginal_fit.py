@@ -1,9 +1,9 @@
 """Learn mean, subspace, prior and noise of related regressions by marginal likelihood.
 
-One round: m by generalised least squares; posterior moments of the coefficients; Σ and s² from them in closed form
-(parameter-expanded EM); then RNGD steps for U on the Grassmann manifold with the Fisher information of the marginal
-likelihood. No update raises -Σ_t log p(y_t) (plus, for a noise variance per task, the prior that ties them together),
-so the trace is monotone.
+One round: m by generalised least squares; posterior moments of the coefficients; Σ and s² from them
+in closed form (parameter-expanded EM); then RNGD steps for U on the Grassmann manifold with the
+Fisher information of the marginal likelihood. No update raises -Σ_t log p(y_t) (plus, for a noise
+variance per task, the prior that ties them together), so the trace is monotone.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ NOISES = ("task", "shared")
 
 # One noise variance per task is drawn towards the common one as if by this many rows.
 NOISE_ROWS = 10.0
-# Where rounding hides what a round gains, the fit has converged after so many rounds without a lower loss.
+# Where rounding hides what a round gains, the fit has converged after so many rounds without a
+# lower loss.
 _PATIENCE = 5
-# Exact Fisher products touch every Gram matrix; beyond this many numbers the Kronecker form is used.
+# Exact Fisher products touch every Gram matrix; beyond this many numbers the Kronecker form is
+# used.
 _EXACT_ENTRIES = 2**25
 _STATIONARY = 1e-8
 # The most entries of U for an EM step, which solves a dense system of that size.
@@ -48,11 +50,12 @@ class MarginalFit:
 
     prior: SubspacePrior  # mean, frame, covariance and noise
     posterior: TaskPosterior  # of the coefficients of every task
-    # one row per round: ``round``, ``loss`` (mean over tasks of -log p(y_t), with the prior of the noise),
-    # ``gradient_norm`` of U
+    # one row per round: ``round``, ``loss`` (mean over tasks of -log p(y_t), with the prior of the
+    # noise), ``gradient_norm`` of U
     trace: list[dict[str, float]] = field(repr=False)
     converged: bool  # whether the loss had settled before the rounds ran out
-    stalled: bool  # whether all steps for U were rejected in the last round, although there is a gradient
+    # whether all steps for U were rejected in the last round, although there is a gradient
+    stalled: bool
 
 
 def fit_marginal(
@@ -69,7 +72,8 @@ def fit_marginal(
 ) -> MarginalFit:
     """Learn what the tasks share."""
     prior = start(statistics, rank=rank) if prior is None else prior
-    statistics, tasks = statistics.cached(), statistics.all_tasks
+    tasks = statistics.all_tasks
+    statistics = statistics.cached()
     floor = noise_floor(statistics)
     limit = tol * max(statistics.n_rows, 1.0) / tasks.size
     trace: list[dict[str, float]] = []
@@ -94,21 +98,24 @@ def fit_marginal(
 def _expected_step(statistics: TaskStatistics, prior: SubspacePrior) -> SubspacePrior:
     """One step of EM for U, for rounds in which all steps of RNGD were rejected.
 
-    The Fisher information of a direction that is weak compared with the noise falls with the square of its variance,
-    the gradient only with the variance itself: natural gradients are then far too long. The information of the complete
-    data, H ↦ Σ_t A_t H E[a_t a_tᵀ]/s_t², falls as the gradient does, and its Newton step cannot raise the loss.
+    The Fisher information of a direction that is weak compared with the noise falls with the square
+    of its variance, the gradient only with the variance itself: natural gradients are then far too
+    long. The information of the complete data, H ↦ Σ_t A_t H E[a_t a_tᵀ]/s_t², falls as the
+    gradient does, and its Newton step cannot raise the loss.
     """
     n, p = prior.frame.shape
     if n * p > _MOST_COMPLETE:
         return prior
-    found, tasks = posterior(statistics, prior), statistics.all_tasks
+    found = posterior(statistics, prior)
+    tasks = statistics.all_tasks
     moments = found.second_moment()
     system = torch.einsum("tkl,tij->ikjl", moments / prior.noise[:, None, None], statistics.gram)
     slope = (
         torch.einsum("tip,tpq->iq", found.scaled_gram_frame, moments)
         - found.scaled_residual.mT @ found.mean
     )
-    system, slope = tasks.total(system).reshape(n * p, n * p), tasks.total(slope)
+    system = tasks.total(system).reshape(n * p, n * p)
+    slope = tasks.total(slope)
     system.diagonal().add_(1e-10 * system.diagonal().mean())
     frame, change = torch.linalg.qr(
         prior.frame - torch.linalg.solve(system, slope.reshape(-1)).reshape(n, p)
@@ -119,7 +126,7 @@ def _expected_step(statistics: TaskStatistics, prior: SubspacePrior) -> Subspace
 
 
 def _settled(losses: list[float], limit: float) -> bool:
-    """Whether the last round changed the loss by no more than the limit, or the last few have found no lower one."""
+    """Whether the last round changed little, or the last few found no lower loss."""
     if len(losses) > 1 and abs(losses[-2] - losses[-1]) <= limit:
         return True
     return len(losses) > _PATIENCE and min(losses[-_PATIENCE:]) >= min(losses[:-_PATIENCE]) - limit
@@ -127,7 +134,8 @@ def _settled(losses: list[float], limit: float) -> bool:
 
 def update_mean(statistics: TaskStatistics, prior: SubspacePrior) -> SubspacePrior:
     """Generalised least squares: the likelihood is quadratic in m with curvature Σ S_t."""
-    found, tasks = posterior(statistics, prior), statistics.all_tasks
+    found = posterior(statistics, prior)
+    tasks = statistics.all_tasks
     values, vectors = torch.linalg.eigh(tasks.total(information(statistics, prior.noise, found)))
     kept = values > values[-1] * len(values) * EPS * 10  # directions that no row has stay
     inverse = torch.where(kept, 1 / torch.where(kept, values, 1.0), 0.0)
@@ -168,19 +176,22 @@ def update_frame(statistics: TaskStatistics, prior: SubspacePrior) -> tuple[Subs
 
 def expected_moments(statistics: TaskStatistics, prior: SubspacePrior) -> tuple[Tensor, Tensor]:
     """Posterior moments after the scale of the coefficients was freed (parameter-expanded EM)."""
-    found, frame, tasks = posterior(statistics, prior), prior.frame, statistics.all_tasks
+    found = posterior(statistics, prior)
+    frame = prior.frame
+    tasks = statistics.all_tasks
     moments = found.second_moment()
     inner = frame.mT @ found.scaled_gram_frame
     target = found.scaled_residual @ frame
     expansion = _expansion(inner, moments, tasks.second_moment(target, found.mean), tasks)
-    mean, moments = found.mean @ expansion.mT, expansion @ moments @ expansion.mT
+    mean = found.mean @ expansion.mT
+    moments = expansion @ moments @ expansion.mT
     offset = statistics.residual_power(prior.mean) / prior.noise
     errors = prior.noise * (offset - 2 * (target * mean).sum(-1) + (inner * moments).sum((-2, -1)))
     return tasks.mean(moments), errors.clamp(min=0)
 
 
 def _expansion(inner: Tensor, moments: Tensor, target: Tensor, tasks: Axis) -> Tensor:
-    """The matrix α with Σ_t G_t α E[a_t a_tᵀ] = Σ_t h_t E[a_t]ᵀ: the likelier scale of the coefficients."""
+    """The matrix α with Σ_t G_t α E[a_t a_tᵀ] = Σ_t h_t E[a_t]ᵀ."""
     p = inner.shape[1]
     eye = torch.eye(p, dtype=inner.dtype)
     if tasks.size * p**4 > _EXPANSION_COST:
@@ -208,7 +219,7 @@ def _harmonic_mean(noise_variance: Tensor, tasks: Axis) -> Tensor:
 
 
 def noise_penalty(noise_variance: Tensor, noise: str, tasks: Axis) -> float:
-    """The inverse-gamma prior of the noise variances at its best common value, up to a constant, over all tasks."""
+    """The inverse-gamma prior of the noise variances at its best common value."""
     if noise == "shared":
         return 0.0
     common = _harmonic_mean(noise_variance, tasks)

@@ -1,26 +1,30 @@
-"""The noise of related regressions with what all tasks share, W = [m, U], integrated out by Laplace's method.
+"""The noise of related regressions, W = [m, U] integrated out by Laplace's method.
 
-The maximum of the marginal likelihood takes W for known and what it has fitted of the noise for signal: with three rows
-in a task and two directions about half of the noise is left. With W integrated out the common noise c has the posterior
+The maximum of the marginal likelihood takes W for known and what it has fitted of the noise for
+signal: with three rows in a task and two directions about half of the noise is left. With W
+    integrated out the common noise c has the posterior
 
     -log p(c | y) = min over Σ, s_t² of  -Σ_t log p(y_t | W, Σ, s_t²) + ½ log det(I + R F R)
                                          + Σ_t ρ/2 (log s_t² + c/s_t² - log c),
 
-flat in log c, at the most likely W. F is the Fisher information of W with the coefficients integrated out,
+flat in log c, at the most likely W. F is the Fisher information of W with the coefficients
+integrated out,
 
-    F = blockdiag(Σ_t S_t,  Σ_t (Σ - V_t) ⊗ S_t + (H ↦ G_t V_t Hᵀ G_t V_t)),   S_t = A_t/s_t² - G_t V_t G_tᵀ,
+    F = blockdiag(Σ_t S_t,  Σ_t (Σ - V_t) ⊗ S_t + (H ↦ G_t V_t Hᵀ G_t V_t)),   S_t = A_t/s_t² - G_t
+    V_t G_tᵀ,
 
 with G_t = A_tU/s_t² and R² = Ψ ⊗ D⁻¹ the covariance of a prior of W of the size of what was found,
 
     Ψ = blockdiag(mᵀDm, UᵀDU)/n,    D = diag(Σ_t A_t)/rows.
 
-The last sum ties the noise of tasks together; where all tasks have one noise variance, it is c. The noise of a task is
+The last sum ties the noise of tasks together; where all tasks have one noise variance, it is c. The
+noise of a task is
 
     s_t² = (E‖ε_t‖² + ρc) / (n_t - f_t + ρ),    f_t = -∂ log det(I + R F R)/∂ log s_t²,
 
-f_t its part of the effective number of parameters in W. For one task with a strong signal this is the textbook:
-s² = ‖r‖²/(rows - features) is the maximum, ‖r‖²/(rows - features - 2) the mean. c is its posterior mean, by the
-trapezoidal rule in log c.
+f_t its part of the effective number of parameters in W. For one task with a strong signal this is
+the textbook: s² = ‖r‖²/(rows - features) is the maximum, ‖r‖²/(rows - features - 2) the mean. c is
+its posterior mean, by the trapezoidal rule in log c.
 """
 
 from __future__ import annotations
@@ -61,18 +65,23 @@ MOST_SHARED = 2048
 _CHUNK_ENTRIES = 2**20
 # Where W takes no more of the rows than this fraction, c is the maximum over what is left of them.
 _SMALL = 0.05
-# Where W takes more than half of the rows, the maximum of the likelihood may be a fit of the noise: search twice.
+# Where W takes more than half of the rows, the maximum of the likelihood may be a fit of the noise:
+# search twice.
 _MUCH = 0.5
-# Steps in log c, in standard deviations that it has at least; they grow after _EVEN steps; at most _MOST.
-_STEP, _LONGEST, _EVEN, _GROWTH, _MOST = 1.5, 1.0, 8, 1.5, 30
-# The accuracy of -log p(c | y), the most rounds for it, and the fall at which the search ends.
-_CLOSE, _ROUNDS, _FALL = 0.01, 20, 6.0
+_STEP = 1.5  # in log c, in standard deviations that it has at least
+_LONGEST = 1.0  # step in log c
+_EVEN = 8  # steps of one length; later ones grow
+_GROWTH = 1.5  # of later steps
+_MOST = 30  # steps to either side
+_CLOSE = 0.01  # the accuracy of -log p(c | y)
+_ROUNDS = 20  # at most, for that accuracy
+_FALL = 6.0  # of log p(c | y), at which the search ends
 # The evidence of a stalled fit is looked at after so many rounds of EM.
 _STRETCH = 10
 # A loss below the least possible one by more than this fraction is rounding.
 _ROUNDING = 1e-6
-# c stays below so many times the mean squared target, and fits of fewer rows are left alone.
-_LARGEST, _FEW = 4.0, 4.0
+_LARGEST = 4.0  # c in mean squared targets
+_FEW = 4.0  # rows; fits of fewer are left as they are
 
 
 @dataclass(frozen=True)
@@ -85,7 +94,8 @@ class SharedPrior:
     @classmethod
     def of(cls, statistics: TaskStatistics, prior: SubspacePrior) -> SharedPrior | None:
         """The prior of the size of what was found."""
-        n, k = statistics.n_features, 1 + prior.frame.shape[1]
+        n = statistics.n_features
+        k = 1 + prior.frame.shape[1]
         if n * k > MOST_SHARED:
             return None
         squares = statistics.gram.diagonal(dim1=-2, dim2=-1)
@@ -105,11 +115,13 @@ class SharedPrior:
 
     def covariance(self, factor: Tensor) -> Tensor:
         """K = R (I + R F R)⁻¹ R, the covariance of W."""
-        k, n = len(self.root), len(self.units)
+        k = len(self.root)
+        n = len(self.units)
         return self._between_roots(torch.cholesky_inverse(factor).reshape(k, n, k, n))
 
     def _between_roots(self, matrix: Tensor) -> Tensor:
-        k, n = len(self.root), len(self.units)
+        k = len(self.root)
+        n = len(self.units)
         left = (self.root @ matrix.reshape(k, -1)).reshape(k * n, k, n)
         return (
             (self.root @ left).reshape(k, n, k, n).mul_(self.units[:, None, None]).mul_(self.units)
@@ -143,12 +155,18 @@ def shared_information(
 def _spent(
     statistics: TaskStatistics, prior: SubspacePrior, found: TaskPosterior, covariance: Tensor
 ) -> Tensor:
-    """f_t = -⟨K, ∂F/∂log s_t²⟩; with I_t = UᵀG_t: ∂V = V I V, ∂(G V) = -G V (1 - I V), ∂S = -S + G V (1 - I V) Gᵀ."""
+    """f_t = -⟨K, ∂F/∂log s_t²⟩.
+
+    With I_t = UᵀG_t: ∂V = V I V, ∂(G V) = -G V (1 - I V), ∂S = -S + G V (1 - I V) Gᵀ.
+    """
     n, p = prior.frame.shape
-    gram_frame, spread = found.scaled_gram_frame, found.covariance
-    reach, inner = gram_frame @ spread, prior.frame.mT @ gram_frame
+    gram_frame = found.scaled_gram_frame
+    spread = found.covariance
+    reach = gram_frame @ spread
+    inner = prior.frame.mT @ gram_frame
     rest = reach - reach @ (inner @ spread)
-    right, growing = (prior.covariance - spread).flatten(1), (spread @ inner @ spread).flatten(1)
+    right = (prior.covariance - spread).flatten(1)
+    growing = (spread @ inner @ spread).flatten(1)
     # the blocks of K for the mean and for all pairs of directions, as columns
     pairs = covariance[1:, :, 1:, :].permute(0, 2, 1, 3).reshape(p * p, n * n)
     blocks = torch.cat([covariance[0, :, 0, :].reshape(1, n * n), pairs]).mT
@@ -182,14 +200,17 @@ def continue_stalled(
     tol: float = 1e-7,
     callback: Callable[[dict[str, float]], object] | None = None,
 ) -> MarginalFit:
-    """Continue with EM where a fit has converged but all steps for U are rejected, while that makes a better model.
+    """Continue with EM where all steps for U are rejected, while that is better.
 
-    With few rows for what all tasks share a higher likelihood is reached by fitting the noise; so the fit continues
-    only while the evidence rises, -Σ_t log p(y_t | W) + ½ log det(I + R F R) with W integrated out.
+    With few rows for what all tasks share a higher likelihood is reached by fitting the noise; so
+    the fit continues only while the evidence rises, -Σ_t log p(y_t | W) + ½ log det(I + R F R) with
+    W integrated out.
     """
     if not (fit.converged and fit.stalled) or SharedPrior.of(statistics, fit.prior) is None:
         return fit
-    rank, value, best = fit.prior.frame.shape[1], _evidence(statistics, fit.prior, noise), fit
+    rank = fit.prior.frame.shape[1]
+    value = _evidence(statistics, fit.prior, noise)
+    best = fit
     while (done := len(best.trace)) < max_rounds:
         later = fit_marginal(
             statistics,
@@ -205,7 +226,8 @@ def continue_stalled(
         reached = _evidence(statistics, later.prior, noise)
         if not reached < value:
             break
-        value, best = reached, replace(later, trace=best.trace + later.trace)
+        value = reached
+        best = replace(later, trace=best.trace + later.trace)
         if len(later.trace) < _STRETCH:
             break  # converged, or stopped by the callback
     return best
@@ -213,11 +235,9 @@ def continue_stalled(
 
 def _evidence(statistics: TaskStatistics, prior: SubspacePrior, noise: str) -> float:
     """-log p(y) with W integrated out, and with the prior of the noise."""
-    found, known, tasks = (
-        posterior(statistics, prior),
-        SharedPrior.of(statistics, prior),
-        statistics.all_tasks,
-    )
+    found = posterior(statistics, prior)
+    known = SharedPrior.of(statistics, prior)
+    tasks = statistics.all_tasks
     assert known is not None
     factor = known.factor(shared_information(statistics, prior, found))
     return (
@@ -269,7 +289,9 @@ class _Place:
     def __init__(
         self, value: float, prior: SubspacePrior, make_spent: Callable[[], Tensor]
     ) -> None:
-        self.value, self.prior, self._make_spent = value, prior, make_spent
+        self.value = value
+        self.prior = prior
+        self._make_spent = make_spent
 
     @cached_property
     def spent(self) -> Tensor:
@@ -283,17 +305,17 @@ class _Search:
     """The posterior of the common noise, place by place."""
 
     def __init__(self, statistics: TaskStatistics, noise: str, max_rounds: int, tol: float) -> None:
-        self.statistics, self.noise, self.max_rounds = statistics.cached(), noise, max_rounds
-        self.tasks, self.floor, self.rows = (
-            statistics.all_tasks,
-            noise_floor(statistics),
-            statistics.n_rows,
-        )
+        self.statistics = statistics.cached()
+        self.noise = noise
+        self.max_rounds = max_rounds
+        self.tasks = statistics.all_tasks
+        self.floor = noise_floor(statistics)
+        self.rows = statistics.n_rows
         self.limit = tol * self.rows
         self.mean_square = self.tasks.add(statistics.power) / max(self.rows, 1e-300)
 
     def places(self, begin: _Place, first: float) -> dict[float, _Place]:
-        """Values of log c, from about the maximum upwards and downwards until the posterior has fallen."""
+        """Values of log c around the maximum, until the posterior has fallen."""
         doubt = 2 / self.rows + (
             2 / (NOISE_ROWS * self.tasks.size) if self.noise == "task" else 0.0
         )
@@ -317,7 +339,7 @@ class _Search:
         return found
 
     def from_above(self, prior: SubspacePrior) -> dict[float, _Place]:
-        """The same, reached from targets that are all noise: W cannot have fitted the noise on the way."""
+        """The same, reached from all noise, so that W cannot have fitted the noise."""
         loud = max(self.mean_square, self.floor)
         fresh = start(self.statistics, rank=prior.frame.shape[1])
         begin = self.place(math.nan, replace(fresh, noise=torch.full_like(prior.noise, loud)))
@@ -328,7 +350,7 @@ class _Search:
         )
 
     def learnt(self, begin: _Place, common: float) -> _Place:
-        """What is learnt with this c from another place, as accurately as the posterior needs it."""
+        """The fit with this c from another one, as accurate as the posterior needs."""
         prior, value = self.settled(begin, common, _CLOSE)
         there = self.place(value, prior)
         if math.isnan(there.value):
@@ -336,7 +358,7 @@ class _Search:
         return there
 
     def settled(self, begin: _Place, common: float, close: float) -> tuple[SubspacePrior, float]:
-        """What is learnt with this c until a round lowers the loss by no more than ``close``, and its -log p(y)."""
+        """The fit with this c until a round gains at most ``close``, and its -log p(y)."""
         spent = begin.spent if self.noise == "task" else torch.zeros_like(begin.prior.noise)
         variances = self._noise(common, spent, expected_moments(self.statistics, begin.prior)[1])
         prior = replace(begin.prior, noise=variances)
@@ -350,7 +372,9 @@ class _Search:
             gain = loss - new_loss
             if not gain > 0:
                 break
-            prior, value, loss = moved, new_value, new_loss
+            prior = moved
+            value = new_value
+            loss = new_loss
             if gain <= max(self.limit, close):
                 break
         return prior, value
@@ -363,8 +387,9 @@ class _Search:
         return ((errors + NOISE_ROWS * common) / (left + NOISE_ROWS)).clamp(min=self.floor)
 
     def _loss(self, prior: SubspacePrior, common: float, spent: Tensor) -> tuple[float, float]:
-        """-log p(y) with the prior of the noise, and the same with what a round keeps fixed of log det(I + R F R)."""
-        losses, noise = posterior(self.statistics, prior).losses, prior.noise
+        """-log p(y) with the noise's prior, and with log det(I + R F R) held as in a round."""
+        losses = posterior(self.statistics, prior).losses
+        noise = prior.noise
         least = self.statistics.counts / 2 * (math.log(2 * math.pi) + noise.log())
         if self.tasks.add(losses < least - _ROUNDING * (1 + least.abs())):
             return (
@@ -377,7 +402,8 @@ class _Search:
 
     def place(self, value: float, prior: SubspacePrior) -> _Place:
         """The value with ½ log det(I + R F R), and f_t of the tasks of this process."""
-        found, known = posterior(self.statistics, prior), SharedPrior.of(self.statistics, prior)
+        found = posterior(self.statistics, prior)
+        known = SharedPrior.of(self.statistics, prior)
         assert known is not None, "fit_noise does not search where W is taken for known"
         factor = known.factor(shared_information(self.statistics, prior, found))
         made = lambda: _spent(self.statistics, prior, found, known.covariance(factor))  # noqa: E731

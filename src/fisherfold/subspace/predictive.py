@@ -1,16 +1,19 @@
 """Predictive variances of task regressions, with what all tasks share not taken for known.
 
-The weights of a task are w_t = W ã_t for W = [m, U] and ã_t = (1, a_t). With K the covariance of W (``noise``), V_t
-that of a_t and G_t = A_tU/s_t²: when W moves by H, the rows of a task move its coefficients against it, and
+The weights of a task are w_t = W ã_t for W = [m, U] and ã_t = (1, a_t). With K the covariance of W
+(``noise``), V_t that of a_t and G_t = A_tU/s_t²: when W moves by H, the rows of a task move its
+coefficients against it, and
 
     Cov(w_t) = U V_t Uᵀ + B_t (Σ_kl E[ã_t ã_tᵀ]_kl K_kl) B_tᵀ,    B_t = I - U V_t G_tᵀ.
 
-The noise of a task is the mean of what its squared errors e_t, its rows n_t and the common noise c leave for it,
+The noise of a task is the mean of what its squared errors e_t, its rows n_t and the common noise c
+leave for it,
 
     E[s_t² | c] = (e_t + ρc) / (n_t - p_t + ρ - 2),    p_t = tr(A_t Cov(w_t))/s_t²,
 
-p_t the effective number of its parameters, ρ the rows that c counts for. Σ is the spread about a mean that is learnt
-from the same T tasks: that of an unseen task is Σ (T + 1)/(T - 1), as for a fresh draw from any sample.
+p_t the effective number of its parameters, ρ the rows that c counts for. Σ is the spread about a
+mean that is learnt from the same T tasks: that of an unseen task is Σ (T + 1)/(T - 1), as for a
+fresh draw from any sample.
 """
 
 from __future__ import annotations
@@ -27,18 +30,19 @@ from fisherfold.subspace.marginal_fit import NOISE_ROWS
 from fisherfold.subspace.noise import SharedPrior, shared_information, task_chunks
 from fisherfold.subspace.tasks import TaskStatistics
 
-# The noise is found in a few rounds; that of tasks that are folded in must not depend on where the rounds began.
-_ROUNDS, _SETTLED = 20, 1e-4
-_FOLDED_ROUNDS, _FOLDED = 200, 1e-10
-_CHUNK_ENTRIES = 2**22
+_ROUNDS = 20  # at most, for the noise of the tasks of a fit
+_SETTLED = 1e-4  # the change of log noise that ends them
+_FOLDED_ROUNDS = 200  # for tasks that are folded in: their noise must not depend on its start
+_FOLDED = 1e-10  # the change of log noise that ends those
+_CHUNK_ENTRIES = 2**22  # numbers of a block of tasks
 
 
 @dataclass(frozen=True)
 class TaskSpread:
     """The uncertainty of the weights of each task, and its noise."""
 
-    # K, the covariance of [m, U], shape (1 + rank, features, 1 + rank, features), or (0, features, 0, features) where W
-    # is taken for known
+    # K, the covariance of [m, U], shape (1 + rank, features, 1 + rank, features), or (0, features,
+    # 0, features) where W is taken for known
     shared: Tensor
     moments: Tensor  # E[ã_t ã_tᵀ], shape (tasks, 1 + rank, 1 + rank), or (tasks, 0, 0)
     covariance: Tensor  # V_t of the coefficients, shape (tasks, rank, rank)
@@ -62,7 +66,8 @@ class TaskSpread:
             torch.argsort(task, stable=True), max(1, _CHUNK_ENTRIES // (n * n))
         ):
             present, place = torch.unique(task[rows], return_inverse=True)
-            z, part = features[rows], inside[rows]
+            z = features[rows]
+            part = inside[rows]
             own = _quadratic(part, covariance[present][place])
             if len(blocks):
                 moved = z - (reach[present][place] @ part[:, : reach.shape[-1], None]).squeeze(-1)
@@ -91,7 +96,9 @@ def task_spread(
     statistics: TaskStatistics, prior: SubspacePrior, noise: str, *, common: float
 ) -> TaskSpread:
     """The uncertainty of all tasks once the prior has been learnt."""
-    statistics, tasks, shared = statistics.cached(), statistics.all_tasks, prior.frame
+    tasks = statistics.all_tasks
+    statistics = statistics.cached()
+    shared = prior.frame
     errors = _errors(statistics, prior)
 
     def wanted(scale: Tensor) -> Tensor:
@@ -115,7 +122,8 @@ def extend_spread(
 ) -> TaskSpread:
     """The uncertainty of tasks that have new rows, with that of W as it was."""
     scale = torch.cat([known.noise, known.common.expand(statistics.n_tasks - len(known.noise))])
-    own, errors = statistics.select(changed), _errors(statistics, prior)[changed]
+    own = statistics.select(changed)
+    errors = _errors(statistics, prior)[changed]
 
     def wanted(scale: Tensor) -> Tensor:
         here = replace(prior, noise=scale)
@@ -129,26 +137,30 @@ def extend_spread(
 
     scale[changed] = _fixed_point(wanted, scale[changed], own.all_tasks, _FOLDED_ROUNDS, _FOLDED)
     found = posterior(statistics, replace(prior, noise=scale))
-    moments, reach = _moments(found, known.shared), _reach(found, known.shared)
+    moments = _moments(found, known.shared)
+    reach = _reach(found, known.shared)
     return replace(known, moments=moments, covariance=found.covariance, reach=reach, noise=scale)
 
 
 def _fixed_point(
     wanted: Callable[[Tensor], Tensor], scale: Tensor, tasks: Axis, rounds: int, tolerance: float
 ) -> Tensor:
-    """Where the noise of every task is what is found with it: secants in its logarithm, one per task.
+    """Find the fixed point of every task's noise by secants in its logarithm.
 
-    More noise leaves a task fewer parameters, hence more rows and less noise: plain repetition oscillates.
+    More noise leaves a task fewer parameters, hence more rows and less noise: plain repetition
+    oscillates.
     """
     before = moved = None
     for _ in range(rounds):
         ratio = wanted(scale) / scale
         if tasks.add((ratio - 1).abs() > tolerance) == 0:
             break
-        miss, slope = ratio.log(), -torch.ones_like(scale)
+        miss = ratio.log()
+        slope = -torch.ones_like(scale)
         if before is not None and moved is not None:
             slope = torch.where(moved == 0, slope, (miss - before) / moved).clamp(-2.0, -0.5)
-        before, moved = miss, -miss / slope
+        before = miss
+        moved = -miss / slope
         scale = scale * moved.exp()
     return scale
 
@@ -178,7 +190,8 @@ def _extended(mean: Tensor, second_moment: Tensor, size: int) -> Tensor:
 
 def _shared(statistics: TaskStatistics, prior: SubspacePrior, found: TaskPosterior) -> Tensor:
     """K, the covariance of W with the coefficients integrated out."""
-    known, n = SharedPrior.of(statistics, prior), statistics.n_features
+    known = SharedPrior.of(statistics, prior)
+    n = statistics.n_features
     if known is None:
         return found.mean.new_zeros((0, n, 0, n))
     return known.covariance(known.factor(shared_information(statistics, prior, found)))
@@ -187,16 +200,17 @@ def _shared(statistics: TaskStatistics, prior: SubspacePrior, found: TaskPosteri
 def _spent(
     statistics: TaskStatistics, prior: SubspacePrior, shared: Tensor, found: TaskPosterior
 ) -> Tensor:
-    """p_t = tr(A_t Cov(w_t))/s_t², with B_tᵀA_tB_t/s_t² = A_t/s_t² - G_t V_t (2 - UᵀG_t V_t) G_tᵀ."""
+    """p_t = tr(A_t Cov(w_t))/s_t².
+
+    B_tᵀA_tB_t/s_t² = A_t/s_t² - G_t V_t (2 - UᵀG_t V_t) G_tᵀ.
+    """
     gram_frame = found.scaled_gram_frame
     spent = ((prior.frame.mT @ gram_frame) * found.covariance).sum((-2, -1))
     if len(shared) == 0:
         return spent
-    reach, moments, blocks = (
-        _reach(found, shared),
-        _moments(found, shared).flatten(1),
-        _pairs(shared).mT,
-    )
+    reach = _reach(found, shared)
+    moments = _moments(found, shared).flatten(1)
+    blocks = _pairs(shared).mT
     less = 2 * reach - reach @ (prior.frame.mT @ reach)
     for tasks in task_chunks(*reach.shape[:2]):
         matrix = (

@@ -1,14 +1,15 @@
-"""Many small regressions whose coefficients share a subspace: U on the Grassmann manifold, w_t by least squares.
+"""Many small regressions whose coefficients share a subspace.
 
-    Ψ(U) = (1/N) Σ_t ψ_t(U),   ψ_t = ½‖X_t U w_t - y_t‖²,   w_t = argmin_w ½‖X_t U w - y_t‖² + ½ λ ‖w‖²
+    Ψ(U) = (1/N) Σ_t ψ_t(U),   ψ_t = ½‖X_t U w_t - y_t‖²,   w_t = argmin_w ½‖X_t U w - y_t‖² + ½ λ
+    ‖w‖²
 
-With A_t = X_tᵀX_t, b_t = X_tᵀy_t, G_t = UᵀA_tU + λ I and e_t = A_tUw_t - b_t the gradient of the penalised loss
-ψ_t + ½ λ ‖w_t‖² is, by the envelope theorem,
+With A_t = X_tᵀX_t, b_t = X_tᵀy_t, G_t = UᵀA_tU + λ I and e_t = A_tUw_t - b_t the gradient of the
+penalised loss ψ_t + ½ λ ‖w_t‖² is, by the envelope theorem,
 
     P (1/N) Σ_t e_t w_tᵀ,   P = I - U Uᵀ.
 
-The paper takes it for the gradient of the loss without the penalty, leaving out the Jacobian of w_t:
-``objective="residual"`` reports that loss with this gradient. For λ = 0 the two are the same.
+The paper takes it for the gradient of the loss without the penalty, leaving out the Jacobian of
+w_t: ``objective="residual"`` reports that loss with this gradient. For λ = 0 the two are the same.
 
 ``fit_point`` is a fit without choices: starting point, steps and ridge come from the data.
 """
@@ -47,9 +48,10 @@ RIDGES = (0.01, 0.1, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 class SubspaceProblem(Problem):
     """Multi-task least squares with shared features, from sufficient statistics.
 
-    Fisher kinds: ``kronecker``, the paper's [(1/N) Σ w wᵀ] ⊗ [(1/N) Σ A_t + δ I] on the complement of U; ``exact``,
-    (1/N) Σ J_tᵀJ_t with J_t the derivative of (X_t U w_t(U), √λ w_t(U)); ``observed``, the Hessian of the penalised
-    loss, for the last digits: positive definite near a minimum only.
+    Fisher kinds: ``kronecker``, the paper's [(1/N) Σ w wᵀ] ⊗ [(1/N) Σ A_t + δ I] on the complement
+    of U; ``exact``, (1/N) Σ J_tᵀJ_t with J_t the derivative of (X_t U w_t(U), √λ w_t(U));
+    ``observed``, the Hessian of the penalised loss, for the last digits: positive definite near a
+    minimum only.
 
     Examples:
         >>> g = torch.Generator().manual_seed(0)
@@ -74,10 +76,12 @@ class SubspaceProblem(Problem):
         factor_damping: float = 0.0,
         held_out: TaskStatistics | None = None,
     ) -> None:
-        n_features, samples = statistics.n_features, statistics.all_tasks
+        n_features = statistics.n_features
+        samples = statistics.all_tasks
         if not 1 <= rank < n_features:
             raise ValueError(
-                f"rank must be between 1 and the number of features minus one ({n_features - 1}), got {rank}; "
+                f"rank must be between 1 and the number of features minus one ({n_features - 1}), "
+                f"got {rank}; "
                 f"with rank = {n_features} there is no subspace to learn"
             )
         if objective not in OBJECTIVES:
@@ -88,12 +92,15 @@ class SubspaceProblem(Problem):
         self.statistics = statistics
         self.held_out = held_out
         self.manifold = Grassmann(n_features, rank)
-        self.samples, self.n_samples, self.group = samples, samples.size, samples.group
+        self.samples = samples
+        self.n_samples = samples.size
+        self.group = samples.group
         self.objective = objective
         self.factor_damping = factor_damping
         self.ridge = float(ridge)
         self.sizes = statistics.gram.diagonal(dim1=1, dim2=2).sqrt()
-        # |u|ᵀ√diag(A) is at most √tr(A) for a unit vector u: with such a ridge G_t is regular in every frame
+        # |u|ᵀ√diag(A) is at most √tr(A) for a unit vector u: with such a ridge G_t is regular in
+        # every frame
         self.regular = self.ridge > rank * n_features * torch.finfo(self.sizes.dtype).eps * (
             self.sizes**2
         ).sum(-1)
@@ -106,7 +113,7 @@ class SubspaceProblem(Problem):
         self._kept: LastPoint[TaskState] = LastPoint()
 
     def state(self, x: Tensor, batch: Tensor | None = None) -> TaskState:
-        """Coefficients, residuals and losses of all tasks or of a batch; the last full one is kept."""
+        """Coefficients, residuals and losses of some tasks; the last full one is kept."""
         if (kept := self._kept.get(x)) is not None:
             return kept if batch is None else kept.select(self._here(batch))
         if batch is not None:
@@ -116,12 +123,14 @@ class SubspaceProblem(Problem):
         return self._kept.put(x, self._state(x, None))
 
     def _state(self, x: Tensor, batch: Tensor | None) -> TaskState:
-        data, sizes = self.statistics, self.sizes
+        data = self.statistics
+        sizes = self.sizes
         x = x.detach()
         if batch is not None:
             check_batch(batch, self.n_samples)
             chosen = self._here(batch)
-            data, sizes = data.select(chosen), sizes[chosen]
+            data = data.select(chosen)
+            sizes = sizes[chosen]
         floor = torch.zeros_like(data.power) if self._all_regular else zero_threshold(sizes, x)
         penalised = self.objective == "penalised"
         return TaskState.at(
@@ -137,7 +146,7 @@ class SubspaceProblem(Problem):
 
     @cached_property
     def left_inverse(self) -> Tensor:
-        """(Ā + δ I)⁻¹ for the mean Ā of the A_t; eigenvalues that are rounding errors of zero count as zero."""
+        """(Ā + δ I)⁻¹ for the mean Ā of the A_t; rounding errors of zero count as zero."""
         values, vectors = torch.linalg.eigh(self.mean_gram)
         floor = values[-1] * len(values) * torch.finfo(values.dtype).eps
         values = torch.where(values > floor, values, 0.0) + self.factor_damping
@@ -185,7 +194,9 @@ class SubspaceProblem(Problem):
         if kind not in self.fisher_kinds:
             raise ValueError(f"kind must be one of {self.fisher_kinds}, got {kind!r}")
         state = self.state(x, batch)
-        gram, grams, count = self.mean_gram, self.statistics.gram, self._count(batch)
+        gram = self.mean_gram
+        grams = self.statistics.gram
+        count = self._count(batch)
         if batch is not None:
             grams = grams[self._here(batch)]
             gram = self.samples.total(grams.sum(0)) / count
@@ -194,7 +205,7 @@ class SubspaceProblem(Problem):
         if kind == "kronecker":
             return kronecker
         form = SubspaceFisher if kind == "exact" else SubspaceHessian
-        return form(x, grams, state, count, kronecker, self.samples)
+        return form(x, grams, state, count, preconditioner=kronecker, samples=self.samples)
 
     def _kronecker(self, x: Tensor, gram: Tensor, second_moment: Tensor) -> KroneckerFisher:
         if self.factor_damping:
@@ -235,7 +246,8 @@ class SubspaceProblem(Problem):
 class SubspaceSnapshot(Snapshot):
     """Variance reduction with the anchor's coefficients and residuals kept per task.
 
-    The left Kronecker factor does not depend on U; the right one is C = C₀ + (1/N) Σ_B (w wᵀ - w₀ w₀ᵀ).
+    The left Kronecker factor does not depend on U; the right one is C = C₀ + (1/N) Σ_B (w wᵀ - w₀
+    w₀ᵀ).
     """
 
     problem: SubspaceProblem
@@ -261,7 +273,8 @@ class SubspaceSnapshot(Snapshot):
         problem = self.problem
         drawn = torch.unique(batch)
         here = problem._here(drawn)
-        new, old = problem.state(x, drawn).weights, self.state.weights[here]
+        new = problem.state(x, drawn).weights
+        old = self.state.weights[here]
         change = problem.samples.total(new.mT @ new - old.mT @ old)
         second_moment = self.second_moment + change / problem.n_samples
         return problem._kronecker(x, problem.mean_gram, second_moment)
@@ -278,12 +291,13 @@ class SubspaceSnapshot(Snapshot):
     ) -> Tensor:
         """The inner steps of one epoch, fused for batches of one task on the CPU.
 
-        There is a fused form for plain gradient steps and for the Kronecker Fisher information with damping of its left
-        factor alone (``factor_damping`` > 0, ``damping`` = 0). It carries directions from the anchor by plain
-        projection; after polar retractions the frames stay aligned to second order, and it is what the paper's
-        experiments did.
+        There is a fused form for plain gradient steps and for the Kronecker Fisher information with
+        damping of its left factor alone (``factor_damping`` > 0, ``damping`` = 0). It carries
+        directions from the anchor by plain projection; after polar retractions the frames stay
+        aligned to second order, and it is what the paper's experiments did.
         """
-        drawn, problem = list(batches), self.problem
+        drawn = list(batches)
+        problem = self.problem
         solvable = kind is None or (
             kind == "kronecker" and damping == 0 and problem.factor_damping > 0
         )
@@ -301,7 +315,7 @@ class SubspaceSnapshot(Snapshot):
         return super().epoch(x, drawn, step=step, kind=kind, damping=damping)
 
     def _without_each_task(self) -> tuple[Tensor, Tensor]:
-        """Per task: the full gradient and the second moment at the anchor, each without the task's own."""
+        """The full gradient and second moment at the anchor without each task's own."""
         state = self.state
         own = state.residual[:, :, None] * state.weights[:, None, :]
         own = own - self.x @ (self.x.mT @ own)
@@ -346,7 +360,7 @@ def solve(
     callback: Callable[[dict[str, float]], object] | None,
     unit: float = 1.0,
 ) -> Result:
-    """RNGD until what is left to gain is less than a fraction of the loss; the callback hears of rounds and losses."""
+    """RNGD until what is left to gain is less than a fraction of the loss."""
     stop = SmallGradient(0.1 * tol, 0.1 * tol) | Stagnation(rtol=tol)
     return minimize(
         problem,

@@ -37,22 +37,23 @@ _OF_ONE_INFERENCE = ("_prior", "_spread", "log_likelihood_", "ridge_", "ridge_er
 class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
     """Regressions for many tasks whose coefficients share a low-dimensional subspace.
 
-    ``inference="marginal"``: y = xᵀ(m + U a_t) + noise with a learnt mean m, subspace U and Gaussian prior on a_t, the
-    a_t integrated out; nothing to tune, and predictions come with standard deviations. ``inference="point"``: the
-    paper's model y = xᵀ U w_t with a ridge on w_t, by default chosen on held-out rows.
+    ``inference="marginal"``: y = xᵀ(m + U a_t) + noise with a learnt mean m, subspace U and
+    Gaussian prior on a_t, the a_t integrated out; nothing to tune, and predictions come with
+    standard deviations. ``inference="point"``: the paper's model y = xᵀ U w_t with a ridge on w_t,
+    by default chosen on held-out rows.
 
     Args:
-        rank: the dimension of the subspace, at most the number of features (plus one with an intercept), where the
-            prior covariance is full; None for 6, or as many as there are.
+        rank: the dimension of the subspace, at most the number of features (plus one with an
+            intercept), where the prior covariance is full; None for 6, or as many as there are.
         inference: ``marginal`` or ``point``.
         ridge: of the point model: a number, or ``auto``.
         noise: of the marginal model: ``task`` (a variance per task, drawn together) or ``shared``.
         fit_intercept: centre the features and give every task an intercept.
-        scale: of the point model: divide features by their standard deviation, so that the ridge treats all units
-            alike. The marginal model does not depend on units.
+        scale: of the point model: divide features by their standard deviation, so that the ridge
+            treats all units alike. The marginal model does not depend on units.
         max_iter: the most rounds (marginal) or iterations (point).
-        tol: stop when a round improves the log likelihood per row by less (marginal), or five iterations the loss by a
-            smaller fraction (point).
+        tol: stop when a round improves the log likelihood per row by less (marginal), or five
+            iterations the loss by a smaller fraction (point).
         random_state: seed of the split for the ridge.
         verbose: print the progress.
 
@@ -130,13 +131,15 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
 
         Args:
             X: features, one row per sample; or a list with one table per task.
-            y: targets, one per row; or a list like X; or several columns over shared rows, each of them a task.
-            task: the task of each row (integers or text), or the name of a column of the data frame X, which later
-                calls then look up by themselves; None for a single task or several columns in y. For lists: their
-                names.
-            sample_weight: a weight per row, or a list like X; a row of weight 2 counts as two, so that weights which
-                add up to 1 stand for a single row.
-            callback: called after every round with a dictionary of ``round`` and ``loss``; a true value stops.
+            y: targets, one per row; or a list like X; or several columns over shared rows, each of
+                them a task.
+            task: the task of each row (integers or text), or the name of a column of the data frame
+                X, which later calls then look up by themselves; None for a single task or several
+                columns in y. For lists: their names.
+            sample_weight: a weight per row, or a list like X; a row of weight 2 counts as two, so
+                that weights which add up to 1 stand for a single row.
+            callback: called after every round with a dictionary of ``round`` and ``loss``; a true
+                value stops.
         """
         self._check_parameters()
         X, y, labels, weight = self._read(X, y, task, sample_weight, reset=True, numeric=True)
@@ -166,19 +169,19 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
     ) -> SubspaceRegressor:
         """Learn from the shares of all processes of a group; every one of them must call this.
 
-        The model is that of one process which is given all shares one after the other, to rounding, and the same on
-        every process to the bit. It predicts, and is saved, like any other; it does not keep the statistics that
-        learning from further rows would need.
+        The model is that of one process which is given all shares one after the other, to rounding,
+        and the same on every process to the bit. It predicts, and is saved, like any other; it does
+        not keep the statistics that learning from further rows would need.
 
-        Arguments are those of ``fit`` for the rows of this process: X is None if it has none, weights are given on all
-        processes or on none, the callback must return the same on all. ``process_group`` is a group of
-        ``torch.distributed``, by default its default group.
+        Arguments are those of ``fit`` for the rows of this process: X is None if it has none,
+        weights are given on all processes or on none, the callback must return the same on all.
+        ``process_group`` is a group of ``torch.distributed``, by default its default group.
         """
         group = current_group(process_group)
         with group.together():
             self._check_parameters()
         check_same_options(validation.saved_parameters(self.get_params(deep=False)), group)
-        share = rows_of_process(self, X, y, task, sample_weight, group)
+        share = rows_of_process(self, X, y, task, sample_weight, group=group)
         self._outputs = False
         rank_limit = self.n_features_in_ + int(self.fit_intercept)
         with group.together():
@@ -204,14 +207,15 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
     ) -> SubspaceRegressor:
         """Add rows, of known or of new tasks, and learn again from the statistics of all rows.
 
-        Arguments are those of ``fit``. The first call is ``fit``; later ones keep the rank, the scaling and, for the
-        point model, the ridge.
+        Arguments are those of ``fit``. The first call is ``fit``; later ones keep the rank, the
+        scaling and, for the point model, the ridge.
         """
         if not hasattr(self, "statistics_"):
             return self.fit(X, y, task=task, sample_weight=sample_weight, callback=callback)
         if self.inference != self._fitted:
             raise ValueError(
-                f"this model was fitted with inference={self._fitted!r}, call fit for {self.inference!r}"
+                f"this model was fitted with inference={self._fitted!r}, call fit for "
+                f"{self.inference!r}"
             )
         self._add_rows(X, y, task, sample_weight)
         learn = self._learn_marginal if self._fitted == "marginal" else self._learn_point
@@ -222,7 +226,7 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
     def fold_in(
         self, X: Any, y: Any, task: Any = None, sample_weight: Any = None
     ) -> SubspaceRegressor:
-        """Fit the coefficients of new tasks, or refresh known ones with more rows, with all that is shared held fixed.
+        """Fit new tasks, or known ones with more rows, with what is shared held fixed.
 
         Arguments are those of ``fit``. Rows may come in any order and in any number of calls.
         """
@@ -246,14 +250,17 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
 
         Args:
             X: features, one row per sample; or a list with one table per task.
-            task: the task of each row, or the name of a column; None if the model has a single task, for all outputs
-                at once, or if X has the column of the fit. For lists: as in ``fit``.
+            task: the task of each row, or the name of a column; None if the model has a single
+                task, for all outputs at once, or if X has the column of the fit. For lists: as in
+                ``fit``.
             return_std: also return predictive standard deviations (marginal).
-            unseen: what to do with a task that was not in the fit: ``error``, or ``mean`` for what all tasks share
-                (marginal: the mean m, with the spread of the tasks in the standard deviation).
+            unseen: what to do with a task that was not in the fit: ``error``, or ``mean`` for what
+                all tasks share (marginal: the mean m, with the spread of the tasks in the standard
+                deviation).
 
         Returns:
-            One prediction per row, or a column per output; a list like X; with ``return_std`` a pair.
+            One prediction per row, or a column per output; a list like X; with ``return_std`` a
+            pair.
         """
         given = self._table(X, None, task)
         features = self._features(given.X)
@@ -277,17 +284,18 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
     def score(
         self, X: Any, y: Any, task: Any = None, sample_weight: Any = None, *, unseen: str = "error"
     ) -> float:
-        """The coefficient of determination R² of the predictions over all rows; arguments as in ``predict``."""
+        """R² of the predictions over all rows; arguments as in ``predict``."""
         from sklearn.metrics import r2_score
 
         given, predicted = self._compared(X, y, task, unseen)
         return float(r2_score(given.y, predicted, sample_weight=given.row_weights(sample_weight)))
 
     def nmse(self, X: Any, y: Any, task: Any = None, *, unseen: str = "error") -> float:
-        """The mean over tasks of the squared error over the variance of the task's targets, as in the paper.
+        """The mean over tasks of the squared error over the variance of the targets.
 
-        Each task counts the same, an unseen one for itself, so R² and NMSE do not add up to 1. Tasks with fewer than
-        two rows or a constant target are left out. Arguments as in ``predict``.
+        Each task counts the same, an unseen one for itself, so R² and NMSE do not add up to 1.
+        Tasks with fewer than two rows or a constant target are left out. Arguments as in
+        ``predict``.
         """
         given, predicted = self._compared(X, y, task, unseen)
         known = np.array(given.y, dtype=np.float64)
@@ -339,9 +347,10 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
             task: the id of a task; what all tasks share if None.
 
         Returns:
-            A row per feature and one for the intercept. For a task: ``coef``, ``std_error`` and the bounds ``low`` and
-            ``high`` of a 90 % interval. For all tasks: ``mean``, ``std_error`` of that mean, and ``between_tasks``, the
-            standard deviation of the coefficient over tasks.
+            A row per feature and one for the intercept. For a task: ``coef``, ``std_error`` and the
+            bounds ``low`` and ``high`` of a 90 % interval. For all tasks: ``mean``, ``std_error``
+            of that mean, and ``between_tasks``, the standard deviation of the coefficient over
+            tasks.
         """
         import polars as pl
 
@@ -355,14 +364,16 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
         names += ["(intercept)"] if self.scaling_.intercept else []
         if task is not None:
             number = self._numbers([task], 1, "error")
-            slopes, constant = self.coef_[number[0]], self.intercept_[number[0]]
+            slopes = self.coef_[number[0]]
+            constant = self.intercept_[number[0]]
             values = np.append(slopes, constant)[: len(names)]
             errors = self._standard_errors(number)[0]
             bounds = {"low": values - 1.645 * errors, "high": values + 1.645 * errors}
             return pl.DataFrame({"feature": names, "coef": values, "std_error": errors, **bounds})
         slopes, constant = (part[0] for part in self.scaling_.to_user(self._prior.mean[None]))
         rows = self.scaling_.coefficient_rows()
-        known, inside = self._spread.shared, rows @ self._frame
+        known = self._spread.shared
+        inside = rows @ self._frame
         of_mean = (
             ((rows @ known[0, :, 0, :]) * rows).sum(-1)
             if len(known)
@@ -379,7 +390,7 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
         )
 
     def _standard_errors(self, numbers: Array) -> Array:
-        """Standard errors of coefficients and, last, intercepts of some tasks in the user's units."""
+        """Standard errors of coefficients and, last, intercepts, in the user's units."""
         if self._fitted != "marginal":
             raise AttributeError("standard errors need inference='marginal'")
         rows = self.scaling_.coefficient_rows()
@@ -389,7 +400,7 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
 
     @property
     def _scales(self) -> bool:
-        """Whether features are divided: the marginal model does not depend on it but for rounding."""
+        """Whether features are divided; the marginal model depends on it by rounding."""
         return bool(self.scale) or self.inference == "marginal"
 
     @property
@@ -403,11 +414,9 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
             raise ValueError("it has neither a prior nor a ridge")
 
     def _rows(self, X: Array, y: Array, labels: Array | None, weight: Array | None) -> Rows:
-        """Rows in the model's features with task numbers; several outputs are one block of rows per output."""
-        Z, target = (
-            self.scaling_(X),
-            torch.from_numpy(np.ascontiguousarray(y - self.scaling_.offset)),
-        )
+        """Rows in the model's features; several outputs are one block of rows each."""
+        Z = self.scaling_(X)
+        target = torch.from_numpy(np.ascontiguousarray(y - self.scaling_.offset))
         weights = None if weight is None else torch.from_numpy(weight)
         if not self._outputs:
             return Rows(Z, target.reshape(-1), self._numbers_of(labels, len(X)), weights)
@@ -431,7 +440,8 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
             raise ValueError(f"task must be given: the model has {len(self._index)} tasks")
         if self._outputs and (labels is not None or y.shape[1:] != (len(self._index),)):
             raise ValueError(
-                f"y must have a column for each of the {len(self._index)} outputs, got shape {y.shape}"
+                f"y must have a column for each of the {len(self._index)} outputs, got shape "
+                f"{y.shape}"
             )
         self._index = copy(self._index)
         if labels is not None:
@@ -478,19 +488,22 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
         with self._progress(callback) as report:
             fit = fit_marginal(self.statistics_, rank=rank, callback=report, **how)
             fit = continue_stalled(self.statistics_, fit, callback=report, **how)
-        self.trace_, self.n_iter_ = fit.trace, len(fit.trace)
+        self.trace_ = fit.trace
+        self.n_iter_ = len(fit.trace)
         self.log_likelihood_ = -self.statistics_.all_tasks.add(fit.posterior.losses)
         noisy = fit_noise(self.statistics_, fit.prior, **how)
         spread = task_spread(self.statistics_, noisy.prior, self.noise, common=noisy.common)
         self._set_marginal(noisy.prior, spread)
 
     def _set_marginal(self, prior: SubspacePrior, spread: TaskSpread) -> None:
-        found, tasks = posterior(self.statistics_, prior), self.statistics_.all_tasks
+        found = posterior(self.statistics_, prior)
+        tasks = self.statistics_.all_tasks
         per_task = {
             name: tasks.gather(getattr(spread, name))
             for name in ("moments", "covariance", "reach", "noise")
         }
-        self._prior, self._frame = replace(prior, noise=tasks.gather(prior.noise)), prior.frame
+        self._prior = replace(prior, noise=tasks.gather(prior.noise))
+        self._frame = prior.frame
         self._spread = replace(spread, **per_task)
         self._weights = prior.mean + tasks.gather(found.mean) @ prior.frame.mT
 
@@ -505,7 +518,8 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
         return replace(prior, noise=noise)
 
     def _predict(self, X: Array, numbers: Array, with_std: bool) -> tuple[Array, Array]:
-        Z, index = self.scaling_(X), torch.from_numpy(numbers)
+        Z = self.scaling_(X)
+        index = torch.from_numpy(numbers)
         shared = self._prior.mean if self._fitted == "marginal" else self._weights.mean(0)
         weights = torch.cat([self._weights, shared[None]])[index]
         values = (Z * weights).sum(-1).numpy() + self.scaling_.offset

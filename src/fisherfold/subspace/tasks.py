@@ -1,9 +1,11 @@
 """Sufficient statistics of many small regressions: Gram matrices and cross products per task.
 
-For task t with rows X_t, targets y_t and row weights S:   A_t = X_tᵀ S X_t,  b_t = X_tᵀ S y_t,  c_t = y_tᵀ S y_t
+For task t with rows X_t, targets y_t and row weights S:   A_t = X_tᵀ S X_t,  b_t = X_tᵀ S y_t,  c_t
+= y_tᵀ S y_t
 
-Everything that the subspace problems need follows from these in float64, so the cost of a pass does not depend on the
-number of rows. Rows are grouped by task into padded blocks of similar size: batched products, no loop over tasks.
+Everything that the subspace problems need follows from these in float64, so the cost of a pass does
+not depend on the number of rows. Rows are grouped by task into padded blocks of similar size:
+batched products, no loop over tasks.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class TaskStatistics:
 
     Examples:
         >>> X = torch.tensor([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]])
-        >>> statistics = TaskStatistics.from_rows(X, torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 1, 1]))
+        >>> y, task = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 1, 1])
+        >>> statistics = TaskStatistics.from_rows(X, y, task)
         >>> statistics.counts.tolist(), statistics.gram[1].tolist()
         ([1.0, 2.0], [[2.0, 3.0], [3.0, 5.0]])
     """
@@ -53,7 +56,8 @@ class TaskStatistics:
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.float64)
 
-        n, d = n_tasks, n_features
+        n = n_tasks
+        d = n_features
         return cls(zeros(n, d, d), zeros(n, d), zeros(n), zeros(n), zeros(n))
 
     @classmethod
@@ -111,7 +115,9 @@ class TaskStatistics:
             else sample_weight.double()
         )
         order = torch.argsort(task, stable=True)
-        X, y, weight = X[order].double(), y[order].double(), weight[order]
+        X = X[order].double()
+        y = y[order].double()
+        weight = weight[order]
         sizes = torch.bincount(task, minlength=self.n_tasks)
         starts = sizes.cumsum(0) - sizes
         for tasks, width in _blocks(sizes, self.n_features):
@@ -119,7 +125,8 @@ class TaskStatistics:
             inside = offsets < sizes[tasks, None]
             index = (starts[tasks, None] + offsets).clamp(max=len(y) - 1)
             w = torch.where(inside, weight[index], 0.0)
-            rows, targets = X[index], y[index]
+            rows = X[index]
+            targets = y[index]
             weighted = (rows * w[..., None]).mT
             self.gram[tasks] += weighted @ rows
             self.cross[tasks] += (weighted @ targets[..., None]).squeeze(-1)
@@ -133,7 +140,8 @@ class TaskStatistics:
         for name, vector in (("y", y), ("task", task), ("sample_weight", sample_weight)):
             if vector is not None and vector.shape != X.shape[:1]:
                 raise ValueError(
-                    f"{name} must have one entry per row of X ({len(X)}), got shape {tuple(vector.shape)}"
+                    f"{name} must have one entry per row of X ({len(X)}), got shape "
+                    f"{tuple(vector.shape)}"
                 )
         for name, values in (("X", X), ("y", y), ("sample_weight", sample_weight)):
             if values is not None and not bool(torch.isfinite(values).all()):
@@ -144,7 +152,8 @@ class TaskStatistics:
             )
         if len(task) and not (int(task.min()) >= 0 and int(task.max()) < self.n_tasks):
             raise ValueError(
-                f"task must lie between 0 and {self.n_tasks - 1}, got {int(task.min())} to {int(task.max())}"
+                f"task must lie between 0 and {self.n_tasks - 1}, got {int(task.min())} to "
+                f"{int(task.max())}"
             )
 
     def extended(self, n_tasks: int) -> TaskStatistics:
@@ -170,7 +179,8 @@ class TaskStatistics:
 
     def times(self, vectors: Tensor) -> Tensor:
         """A_t V for vectors that all tasks share."""
-        shape, flat = (self.n_tasks, *vectors.shape), self.gram.reshape(-1, self.n_features)
+        shape = (self.n_tasks, *vectors.shape)
+        flat = self.gram.reshape(-1, self.n_features)
         # contiguous: the bits then follow from the values alone
         return self._from_cache(
             f"times {vectors.ndim}", vectors, lambda: (flat @ vectors.contiguous()).reshape(shape)
@@ -222,8 +232,9 @@ class TaskStatistics:
         return total[0] / total[1]
 
     def with_unit_targets(self) -> tuple[TaskStatistics, float]:
-        """The same rows with targets of mean square 1, so that tolerances do not depend on the unit of y."""
-        power, rows = self.all_tasks.add(self.power), self.n_rows
+        """The same rows with targets of mean square 1, so that y's unit does not matter."""
+        power = self.all_tasks.add(self.power)
+        rows = self.n_rows
         unit = math.sqrt(power / rows) if power > 0 else 1.0
         return replace(
             self, cross=self.cross / unit, power=self.power / unit**2, sums=self.sums / unit
@@ -242,7 +253,7 @@ def zero_threshold(sizes: Any, x: Any) -> Any:
 
 
 def _blocks(sizes: Tensor, n_features: int) -> Iterator[tuple[Tensor, int]]:
-    """Tasks of similar size and the width of their padded block, smallest first, blocks of bounded memory."""
+    """Tasks of similar size and the width of their padded block, smallest first."""
     order = torch.argsort(sizes)
     ordered = sizes[order].tolist()
     start = next((i for i, size in enumerate(ordered) if size > 0), len(ordered))

@@ -1,12 +1,12 @@
-"""One epoch of steps on single tasks, fused: the protocol of the paper is thousands of steps on tiny matrices.
+"""One epoch of steps on single tasks, fused: thousands of them on tiny matrices.
 
-The damped left factor M = (1/N) Σ A + δ I never changes, so it is inverted once, and the solve on the complement of U
-follows from a p×p system,
+The damped left factor M = (1/N) Σ A + δ I never changes, so it is inverted once, and the solve on
+the complement of U follows from a p×p system,
 
     P M d = g, Uᵀd = 0   ⇔   d = M⁻¹(g - U (UᵀM⁻¹U)⁻¹ UᵀM⁻¹g).
 
-The small products of a step are called through numpy on the memory of the tensors, a third of the cost of the same
-calls through torch.
+The small products of a step are called through numpy on the memory of the tensors, a third of the
+cost of the same calls through torch.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ class TaskGradient:
     """The gradient of one task before projection, as arrays."""
 
     def __init__(self, data: TaskStatistics, ridge: float, sizes: Tensor, regular: Tensor) -> None:
-        self.grams, self.crosses, self.sizes = (
-            as_array(data.gram),
-            as_array(data.cross),
-            as_array(sizes),
-        )
-        self.ridge, self.regular, self.share = ridge, regular.tolist(), 1 / data.n_tasks
+        self.grams = as_array(data.gram)
+        self.crosses = as_array(data.cross)
+        self.sizes = as_array(sizes)
+        self.ridge = ridge
+        self.regular = regular.tolist()
+        self.share = 1 / data.n_tasks
 
     def __call__(self, frame: Array, t: int) -> tuple[Array, Array]:
         """The gradient of task t and its coefficients."""
-        ridge, cross = self.ridge, self.crosses[t]
+        ridge = self.ridge
+        cross = self.crosses[t]
         gram_frame = self.grams[t] @ frame
         inner = frame.T @ gram_frame
         if self.regular[t]:
@@ -62,7 +63,9 @@ def fused_epoch(
     left_inverse: Tensor | None,
 ) -> Tensor:
     """Variance-reduced steps of one epoch."""
-    rest, own, frame = as_array(corrections), as_array(moments), as_array(x)
+    rest = as_array(corrections)
+    own = as_array(moments)
+    frame = as_array(x)
     inverse = None if left_inverse is None else as_array(left_inverse)
     p = frame.shape[1]
     for t in tasks:
@@ -106,7 +109,8 @@ def _retract(frame: Array, d: Array, step: float) -> Array:
 
 
 def _solve(matrix: Array, right: Array) -> Array:
-    # LAPACK's Cholesky solver itself: numpy's wrapper costs more than the solve; shortest solution if singular
+    # LAPACK's Cholesky solver itself: numpy's wrapper costs more than the solve; shortest solution
+    # if singular
     _, solution, failed = lapack.dposv(matrix, right)
     return np.asarray(pinv(matrix, hermitian=True) @ right if failed else solution)
 

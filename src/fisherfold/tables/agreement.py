@@ -14,24 +14,26 @@ _BLOCK = 2**20
 
 
 def check_same_options(options: Mapping[str, Any], group: Group) -> None:
-    """Raise unless all processes were given the same options, such as their ``saved_parameters``."""
+    """Raise unless all processes were given the same options."""
     first, *others = group.gather_objects(dict(options))
     for rank, theirs in enumerate(others, start=1):
         if differing := [name for name in first if theirs.get(name) != first[name]]:
             name = differing[0]
             raise ValueError(
-                f"all ranks must be given the same options: {name} is {first[name]} on rank 0 and {theirs.get(name)} "
+                f"all ranks must be given the same options: {name} is {first[name]} on rank 0 and "
+                f"{theirs.get(name)} "
                 f"on rank {rank}"
             )
 
 
 def check_same_file(path: str | Path, group: Group) -> None:
-    """Raise unless all processes have a file with the same content: each host may have a copy of its own."""
+    """Raise unless the file has the same content for all processes."""
     mine = ""
     with group.together():
         if str(path) == "-":
             raise ValueError(
-                "standard input cannot be shared by several processes: name a file that all can read"
+                "standard input cannot be shared by several processes: name a file that all can "
+                "read"
             )
         if not Path(path).exists():
             raise FileNotFoundError(f"there is no file {path}")
@@ -41,7 +43,8 @@ def check_same_file(path: str | Path, group: Group) -> None:
     for rank, (name, theirs) in enumerate(copies):
         if theirs != copies[0][1]:
             raise ValueError(
-                f"all ranks must read the same file: {copies[0][0]} of rank 0 and {name} of rank {rank} differ"
+                f"all ranks must read the same file: {copies[0][0]} of rank 0 and {name} of rank "
+                f"{rank} differ"
             )
 
 

@@ -1,7 +1,8 @@
 """Where a fit over several processes stands, in a file.
 
-A fit that was killed goes on from the file to the same bits. The file names the fit it belongs to: a digest of the data
-and the options that decide the result. It is written atomically after every pass and read at the start if it is there.
+A fit that was killed goes on from the file to the same bits. The file names the fit it belongs to:
+a digest of the data and the options that decide the result. It is written atomically after every
+pass and read at the start if it is there.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from torch import Tensor
 from fisherfold.distributed import ALONE, Content, Group
 from fisherfold.files import check_place, read_tensors, write_tensors
 
-KIND, VERSION = "fit-checkpoint", 1
+KIND = "fit-checkpoint"
+VERSION = 1
 
 
 class FitCheckpoint:
@@ -25,7 +27,8 @@ class FitCheckpoint:
     def __init__(
         self, path: str | os.PathLike[str], identity: Mapping[str, Any], group: Group = ALONE
     ) -> None:
-        self.path, self.group = Path(path), group
+        self.path = Path(path)
+        self.group = group
         self.identity = {name: str(value) for name, value in identity.items()}
         with group.together():
             if group.is_first:

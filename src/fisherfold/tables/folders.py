@@ -1,11 +1,13 @@
 """Model folders: ``model.safetensors`` with everything, and ``model.json`` for people to read.
 
-    save_folder(path, "completion", arrays, meta)      # arrays: tensors or NumPy arrays by name; meta: what JSON holds
-    arrays, meta = load_folder(path, "completion")     # checked, finite tensors; errors name the file
+    save_folder(path, "completion", arrays, meta)      # arrays: tensors or NumPy arrays by name;
+    meta: what JSON holds arrays, meta = load_folder(path, "completion")     # checked, finite
+        tensors; errors name the file
 
-A model is written into a new folder beside its place, flushed to the disk and exchanged with the old one in one step.
-A reader opens a single file of it once, so that it gets the old or the new model, whatever is written or killed at the
-same time. Only an empty folder or a model of the same kind is replaced, and no symbolic link is followed.
+A model is written into a new folder beside its place, flushed to the disk and exchanged with the
+old one in one step. A reader opens a single file of it once, so that it gets the old or the new
+model, whatever is written or killed at the same time. Only an empty folder or a model of the same
+kind is replaced, and no symbolic link is followed.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ from fisherfold.files import (
 )
 from fisherfold.plain import finite
 
-MODEL, SUMMARY = "model.safetensors", "model.json"
+MODEL = "model.safetensors"
+SUMMARY = "model.json"
 _TRIES = 100  # of a reader that meets a writer, and of two writers
 
 
@@ -62,7 +65,8 @@ def check_folder(path: str | os.PathLike[str], kind: str) -> None:
         return
     if Path.cwd().is_relative_to(os.path.realpath(folder)):
         raise FileExistsError(
-            f"cannot save into {folder}: it is the current folder or one above it; name a folder in it, such as ./model"
+            f"cannot save into {folder}: it is the current folder or one above it; name a folder "
+            "in it, such as ./model"
         )
     if not folder.is_dir():
         raise FileExistsError(f"cannot save into {folder}: it is a file, a folder is expected")
@@ -72,7 +76,8 @@ def check_folder(path: str | os.PathLike[str], kind: str) -> None:
     ]
     if others:
         raise FileExistsError(
-            f"cannot save into {folder}: it holds {others[0]}, which is not part of a model; name a new or empty folder"
+            f"cannot save into {folder}: it holds {others[0]}, which is not part of a model; name "
+            "a new or empty folder"
         )
     held = kind_of(folder / MODEL) if MODEL in names else None
     foreign = [
@@ -128,7 +133,7 @@ def save_folder(
 
 
 def _untimed(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave the seconds out of the traces in a table of JSON, so that equal fits give equal files."""
+    """Leave the seconds out of traces, so that equal fits give equal files."""
     found = dict(meta)
     for name, value in meta.items():
         if isinstance(value, Mapping):
@@ -179,7 +184,8 @@ def _exchange(a: Path, b: Path) -> bool:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError, TypeError):
         return False
-    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    here = -100
+    exchange = 2  # AT_FDCWD, RENAME_EXCHANGE
     return bool(rename(here, os.fsencode(a), here, os.fsencode(b), exchange) == 0)
 
 
@@ -233,7 +239,8 @@ def expect(
         (torch.int32, torch.int64) if integers else (torch.float32, torch.float64)
     ):
         raise ValueError(
-            f"{name} holds {tensor.dtype}, {'integers' if integers else 'float32 or float64'} expected"
+            f"{name} holds {tensor.dtype}, {'integers' if integers else 'float32 or float64'} "
+            "expected"
         )
     if not _is_finite(tensor) or (least is not None and bool((tensor < least).any())):
         raise ValueError(

@@ -1,6 +1,7 @@
-"""Data frames of pandas, polars and pyarrow, and dicts of columns: to NumPy columns, and back in the caller's kind.
+"""Data frames of pandas, polars, pyarrow and dicts: to NumPy columns and back.
 
-``columns_of(X)`` takes one apart, ``make_frame(frame_kind(X), {"user": ids})`` makes one of X's library.
+``columns_of(X)`` takes one apart, ``make_frame(frame_kind(X), {"user": ids})`` makes one of X's
+library.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def make_frame(kind: str | None, columns: Mapping[str, Any]) -> Any:
 
 
 def numbers(values: Any, name: str) -> npt.NDArray[np.float64]:
-    """Convert one column of real numbers; None, NaN, ``pandas.NA`` and masked entries become NaN."""
+    """Convert one column of real numbers; None, ``pandas.NA`` and masks become NaN."""
     if np.ma.isMaskedArray(values):
         values = np.ma.filled(values.astype(np.float64), np.nan)
     if hasattr(values, "detach"):

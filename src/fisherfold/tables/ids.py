@@ -1,7 +1,8 @@
 """Ids of rows, columns and tasks: integers or text outside, positions from 0 inside.
 
-An id is its text: 7 and ``"7"`` are one id, 7 and ``"07"`` are two. Ids that are all integers are kept as int64, all
-others as text. New ids get the next positions, so that factors stay where they are when a model grows.
+An id is its text: 7 and ``"7"`` are one id, 7 and ``"07"`` are two. Ids that are all integers are
+kept as int64, all others as text. New ids get the next positions, so that factors stay where they
+are when a model grows.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def as_ids(values: Any, name: str = "row") -> Ids:
 
 
 def as_array(column: Any) -> npt.NDArray[Any]:
-    """Convert a list, or a column of a pandas, polars or pyarrow table, to an array without changing its entries."""
+    """Convert a list or a column of a frame to an array, with its entries as they are."""
     if isinstance(column, (list, tuple)):
         return objects(list(column))
     if hasattr(column, "to_pylist"):  # pyarrow
@@ -97,7 +98,8 @@ def _text(value: Any, position: int, name: str) -> str:
     ):
         return str(int(value))
     raise TypeError(
-        f"{name} ids must be integers or text, got {value!r} ({type(value).__name__}) at position {position}; "
+        f"{name} ids must be integers or text, got {value!r} ({type(value).__name__}) at position "
+        f"{position}; "
         "convert them to text"
     )
 
@@ -192,9 +194,11 @@ class IdIndex:
             or found["ends"].dtype != np.int64
         ):
             raise ValueError(
-                f"ids must be the int64 array integers, or text and ends, got {', '.join(sorted(found))}"
+                "ids must be the int64 array integers, or text and ends, got "
+                f"{', '.join(sorted(found))}"
             )
-        block, ends = found["text"].tobytes(), found["ends"].reshape(-1)
+        block = found["text"].tobytes()
+        ends = found["ends"].reshape(-1)
         sizes = np.diff(ends, prepend=0)
         if (sizes < 0).any() or (int(ends[-1]) if len(ends) else 0) != len(block):
             raise ValueError("the ends of its ids do not fit their text")
@@ -240,7 +244,8 @@ class IdIndex:
         """Positions of integers: by a table if they lie close together, by bisection otherwise."""
         if len(self.labels) == 0 or len(ids) == 0:
             return np.full(len(ids), -1, dtype=np.int64)
-        low, high = int(self.labels[self._order[0]]), int(self.labels[self._order[-1]])
+        low = int(self.labels[self._order[0]])
+        high = int(self.labels[self._order[-1]])
         if high - low < 4 * len(ids) + _TABLE_SLACK and ids.min() >= low and ids.max() <= high:
             table = np.full(high - low + 1, -1, dtype=np.int64)
             table[self.labels - low] = np.arange(len(self.labels))
@@ -261,7 +266,8 @@ def _integer(text: str) -> int:
 
 def _distinct(ids: Codes) -> Codes:
     """The distinct integers in ascending order; in linear time if they lie close together."""
-    low, high = int(ids.min()), int(ids.max())
+    low = int(ids.min())
+    high = int(ids.max())
     if high - low < 4 * len(ids) + _TABLE_SLACK:
         seen = np.zeros(high - low + 1, dtype=bool)
         seen[ids - low] = True

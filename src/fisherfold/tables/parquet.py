@@ -1,8 +1,9 @@
-"""Parquet files, decoded in a process of their own: a damaged one may end that process, never this one.
+"""Parquet files, decoded in a process of their own, which a damaged one may end.
 
-The decoder of polars trusts what a file says of its sizes, and aborts where it cannot allocate them. So a worker
-decodes the files under a limit of memory, counts the bytes of what it has decoded, and passes the rows on as Arrow
-IPC, some at a time. Each message of the worker is its length, a letter for its kind, and its content.
+The decoder of polars trusts what a file says of its sizes, and aborts where it cannot allocate
+them. So a worker decodes the files under a limit of memory, counts the bytes of what it has
+decoded, and passes the rows on as Arrow IPC, some at a time. Each message of the worker is its
+length, a letter for its kind, and its content.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _DONE = b"d"  # the last message
 
 
 def parquet_files(path: str | Path) -> list[Path]:
-    """Give the part files of a folder as Spark writes them, without what is hidden or ``_temporary``."""
+    """Give the part files of a folder, without what is hidden or ``_temporary``."""
     folder = Path(path)
     return sorted(
         found
@@ -43,7 +44,8 @@ def read_parquet(
 ) -> pl.DataFrame:
     """Read one part of the rows of a file, of the files of a folder, or of the bytes of a file.
 
-    Raises ValueError if a file is damaged, has other columns than the first, or takes too many bytes unpacked.
+    Raises ValueError if a file is damaged, has other columns than the first, or takes too many
+    bytes unpacked.
     """
     content = source if isinstance(source, bytes) else b""
     files = [] if isinstance(source, bytes) else _absolute(source)
@@ -70,7 +72,7 @@ def _absolute(path: Path) -> list[str]:
 
 
 def _messages(order: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Start a worker with an order, and give its messages until it ends; one that was cut short is left out."""
+    """Start a worker with an order, and give its whole messages until it ends."""
     process = subprocess.Popen(
         [sys.executable, "-m", "fisherfold.tables.parquet"],
         stdin=subprocess.PIPE,
@@ -167,7 +169,7 @@ def _check_bytes(count: int, most: int) -> None:
 
 
 def _decoded_bytes(column: pl.Series) -> int:
-    """What a column takes where each text has bytes of its own; a dictionary may give one to many cells."""
+    """What a column takes where each cell has bytes of its own."""
     kind = column.dtype
     if isinstance(kind, pl.List | pl.Array):
         return 8 * len(column) + _decoded_bytes(column.explode())

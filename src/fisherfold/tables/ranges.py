@@ -1,4 +1,4 @@
-"""Numbers with which float64 cannot calculate as one expects: squares that leave its range, digits that are gone."""
+"""Numbers whose squares leave the range of float64, or whose digits are gone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_range(columns: npt.NDArray[Any], what: str) -> None:
 
 
 def kept_digits(columns: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Tell how many decimal digits of its differences each column of a table has; infinite for a constant.
+    """Count the digits of the differences in each column; infinite for a constant.
 
     Example:
         >>> kept_digits(np.array([[1e15, 1.0], [1e15 + 4, 2.0]])).round().tolist()
@@ -49,6 +49,8 @@ def warn_of_lost_digits(columns: npt.NDArray[Any], what: str) -> None:
         column = int(np.argmin(digits))
         where = f" in column {column}" if columns.ndim > 1 else ""
         warn(
-            f"{what}{where} differ in their last {max(1, round(digits[column]))} digits only, and what is "
-            "learnt is as inexact: subtract a constant from them before they become floating-point numbers"
+            f"{what}{where} differ in their last {max(1, round(digits[column]))} digits only, and "
+            "what is "
+            "learnt is as inexact: subtract a constant from them before they become floating-point "
+            "numbers"
         )

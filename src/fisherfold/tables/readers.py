@@ -1,11 +1,12 @@
-r"""Tables in files: CSV with any separator, MovieLens ``::``, both packed with gzip or not, and Parquet.
+r"""Tables in files: CSV with any separator, MovieLens ``::``, gzip of both, Parquet.
 
-A first line in which a field is a number is data, else a header, unless ``header`` says so. With a header,
-ids and values are in the columns with usual names, without in the first ones, unless ``columns`` says so. The separator
-is the one of ``, ; tab | ::`` that the first line has most of, unless it is given. Text is UTF-8 (or ``encoding``). A
-line is rejected, and counted with its reason, if it has more fields than the first, or lacks an id or a finite value;
-more than 1 % of such lines is an error unless ``skip_bad_lines``. Ids are integers if the whole column is (``007`` is
-not one), else text without the blanks around it.
+A first line in which a field is a number is data, else a header, unless ``header`` says so. With a
+header, ids and values are in the columns with usual names, without in the first ones, unless
+``columns`` says so. The separator is the one of ``, ; tab | ::`` that the first line has most of,
+unless it is given. Text is UTF-8 (or ``encoding``). A line is rejected, and counted with its
+reason, if it has more fields than the first, or lacks an id or a finite value; more than 1 % of
+such lines is an error unless ``skip_bad_lines``. Ids are integers if the whole column is (``007``
+is not one), else text without the blanks around it.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def read_table(
         frame = read_parquet(Path(path) if content is None else content, name, max_bytes, part)
         table = Table(frame, name, frame.columns, frame.height)
     else:
-        table = _read_text(content, name, separator, header, encoding, part)
+        table = _read_text(content, name, _TextFormat(separator, header, encoding), part)
     if table.n_lines == 0 and part[0] == 0:
         raise ValueError(f"{name} has no lines" + (" below its header" if table.header else ""))
     check_rejected(name, table.rejected, table.n_lines, skip_bad_lines)
@@ -110,9 +111,10 @@ def read_ratings(
 ) -> RatingTable:
     """Read lines of row id, column id and value.
 
-    ``columns`` are these three, by name or position; ``known`` are their names in a table before this one, which count
-    if all of them are there; ``time`` is a column with the time of each value. With ``implicit`` pairs without values
-    will do, and each of them gets the value 1. ``how`` is what ``read_table`` takes.
+    ``columns`` are these three, by name or position; ``known`` are their names in a table before
+    this one, which count if all of them are there; ``time`` is a column with the time of each
+    value. With ``implicit`` pairs without values will do, and each of them gets the value 1.
+    ``how`` is what ``read_table`` takes.
     """
     table = read_table(path, part=part, **how)
     names = choose(table, columns, ENTRIES, known=known, optional=implicit)
@@ -126,14 +128,16 @@ def read_ratings(
         names = [*names, name]
     reasons = {"missing id": _is_missing(row) | _is_missing(column)}
     for name, (parsed, what) in others.items():
-        missing, finite = _is_missing(table.frame[name]), parsed.is_finite().fill_null(False)
+        missing = _is_missing(table.frame[name])
+        finite = parsed.is_finite().fill_null(False)
         reasons |= {
             f"missing {what}": missing,
             f"{what} is not a number": parsed.is_null() & ~missing,
             f"{what} is not finite": parsed.is_not_null() & ~finite,
             f"{what} is beyond {LARGEST:g}": finite & (parsed.abs() > LARGEST).fill_null(False),
         }
-    good, rejected = pl.repeat(True, table.frame.height, eager=True), dict(table.rejected)
+    good = pl.repeat(True, table.frame.height, eager=True)
+    rejected = dict(table.rejected)
     for reason, mask in reasons.items():
         if count := int((mask & good).sum()):
             rejected[reason] = count
@@ -179,8 +183,9 @@ def choose(
     known: Sequence[str] = (),
     optional: bool = False,
 ) -> list[str]:
-    """Find the columns of ids and values: by name or position, by known or usual names, or the first ones."""
-    names, least = table.frame.columns, 2 if optional else len(roles)
+    """Find the columns of ids and values: as given, by known or usual names, or first."""
+    names = table.frame.columns
+    least = 2 if optional else len(roles)
     if columns is not None:
         chosen = find_columns(table, columns)
     elif known and set(known) <= set(names):
@@ -222,7 +227,8 @@ def check_rejected(path: str, rejected: dict[str, int], n_lines: int, skip_bad_l
     if count > BAD_SHARE * n_lines and not skip_bad_lines:
         share = f"{count:,} of {n_lines:,} lines ({count / n_lines:.1%})"
         raise ValueError(
-            f"{path}: {share} cannot be used: {_reasons(rejected)}; correct them, name other --columns or another "
+            f"{path}: {share} cannot be used: {_reasons(rejected)}; correct them, name other "
+            "--columns or another "
             "--separator or --decimal mark, or leave such lines out with --skip-bad-lines"
         )
 
@@ -289,7 +295,7 @@ def _is_missing(column: pl.Series) -> pl.Series:
 
 
 def _content(path: str | Path, name: str, max_bytes: int) -> tuple[bytes | None, bool]:
-    """The unpacked bytes of a file, and whether it is Parquet; that of a file on the disk is not read here."""
+    """The unpacked bytes of a file, None for Parquet on the disk; whether it is Parquet."""
     if str(path) == "-":
         if sys.stdin.isatty():
             raise ValueError(
@@ -318,19 +324,49 @@ def _content(path: str | Path, name: str, max_bytes: int) -> tuple[bytes | None,
             raise ValueError(f"{name} is a damaged gzip file: {error}") from None
         if len(content) > max_bytes:
             raise ValueError(
-                f"{name} takes more than {max_bytes:,} bytes unpacked; --unpack-limit raises the limit"
+                f"{name} takes more than {max_bytes:,} bytes unpacked; --unpack-limit raises the "
+                "limit"
             )
     return content, content[:4] == b"PAR1"
 
 
-def _read_text(
-    content: bytes,
-    name: str,
-    separator: str | None,
-    header: bool | None,
-    encoding: str | None,
-    part: tuple[int, int],
-) -> Table:
+@dataclass(frozen=True)
+class _TextFormat:
+    """How a text is read; None is detected."""
+
+    separator: str | None
+    header: bool | None
+    encoding: str | None
+
+
+def _read_text(content: bytes, name: str, how: _TextFormat, part: tuple[int, int]) -> Table:
+    content = _as_utf8(content, name, how.encoding)
+    content, line, mark = _separated(content, name, how.separator)
+    quote = None if mark == _UNIT.decode() else '"'
+    fields = _fields(line, name, mark, quote)
+    header = how.header
+    if header is None:
+        header = not any(_is_number(text) for text in fields)
+    body = content[len(line) :].lstrip(b"\r\n") if header else content
+    # one column more than the first line has, for the surplus of lines that are too long; and names
+    # of ours, so that the first bytes of a file are never taken for a packed one
+    n = len(fields)
+    body = mark.join(f"c{k}" for k in range(n + 1)).encode() + b"\n" + body
+    frame = _csv(body, name, quote, mark)
+    broken = frame is None
+    if frame is None:  # a quote that is never closed: quotes are text, and such lines rejected
+        frame = _csv(body, name, None, mark)
+    if frame is None:
+        raise ValueError(f"{name} cannot be read as text with the separator {mark!r}")
+    frame = frame.filter(~pl.all_horizontal(pl.all().is_null()))
+    start, end = cut(frame.height, part)
+    frame, rejected = _good_lines(frame[start:end], f"c{n}", broken)
+    frame.columns = _names(fields) if header else [f"column_{k + 1}" for k in range(n)]
+    return Table(frame, name, fields if header else None, end - start, rejected)
+
+
+def _as_utf8(content: bytes, name: str, encoding: str | None) -> bytes:
+    """The text of a file without marks and empty lines at its start."""
     if encoding is None and content[:2] in (b"\xff\xfe", b"\xfe\xff"):
         encoding = "utf-16"
     if encoding is not None:
@@ -338,7 +374,11 @@ def _read_text(
             content = content.decode(encoding).encode()
         except (UnicodeError, LookupError) as error:
             raise ValueError(f"{name} is not text in {encoding}: {error}") from None
-    content = content.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n")
+    return content.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n")
+
+
+def _separated(content: bytes, name: str, separator: str | None) -> tuple[bytes, bytes, str]:
+    """The text, its first line, and the separator of one byte that both have."""
     line = content[: content.find(b"\n") % (len(content) + 1)].rstrip(b"\r")
     if not line.strip():
         raise ValueError(f"{name} is empty")
@@ -350,64 +390,51 @@ def _read_text(
     if mark == "::":
         if _UNIT in content:
             raise ValueError(f"{name} has the separator :: and the control character 0x1F")
-        content, line, mark = (
-            content.replace(b"::", _UNIT),
-            line.replace(b"::", _UNIT),
-            _UNIT.decode(),
-        )
-        first = line.decode()
+        return content.replace(b"::", _UNIT), line.replace(b"::", _UNIT), _UNIT.decode()
     if len(mark.encode()) != 1:
         raise ValueError(f"--separator must be one character or ::, got {mark!r}")
-    quote = None if mark == _UNIT.decode() else '"'
+    return content, line, mark
+
+
+def _fields(line: bytes, name: str, mark: str, quote: str | None) -> list[str]:
+    """The fields of the first line."""
+    first = line.decode()
+    if quote is None:
+        return [text.strip() for text in first.split(mark)]
     try:
-        fields = (
-            next(csv.reader([first.replace("\r", " ")], delimiter=mark))
-            if quote
-            else first.split(mark)
-        )
+        found = next(csv.reader([first.replace("\r", " ")], delimiter=mark))
     except csv.Error as error:
         raise ValueError(f"{name}: the first line cannot be read: {error}") from None
-    fields = [text.strip() for text in fields]
-    if header is None:
-        header = not any(_is_number(text) for text in fields)
-    body = content[len(line) :].lstrip(b"\r\n") if header else content
-    # one column more than the first line has, for the surplus of lines that are too long; and names of ours, so that
-    # the first bytes of a file are never taken for a packed one
-    n = len(fields)
-    ours = mark.join(f"c{k}" for k in range(n + 1)).encode() + b"\n"
-    options: dict[str, Any] = {
-        "separator": mark,
-        "infer_schema": False,
-        "truncate_ragged_lines": True,
-    }
-    frame = _csv(ours + body, name, quote, options)
-    if (
-        broken := frame is None
-    ):  # a quote that is never closed: read quotes as text, and reject the lines that have any
-        frame = _csv(ours + body, name, None, options)
-    if frame is None:
-        raise ValueError(f"{name} cannot be read as text with the separator {mark!r}")
-    frame = frame.filter(~pl.all_horizontal(pl.all().is_null()))
-    start, end = cut(frame.height, part)
-    frame, n_lines = frame[start:end], end - start
-    surplus = frame[f"c{n}"].is_not_null()
-    rejected = {"too many fields": count} if (count := int(surplus.sum())) else {}
-    frame = frame.filter(~surplus).drop(f"c{n}")
+    return [text.strip() for text in found]
+
+
+def _good_lines(
+    frame: pl.DataFrame, surplus: str, broken: bool
+) -> tuple[pl.DataFrame, dict[str, int]]:
+    """Lines without a surplus field or, if quotes are ``broken``, a quote; counts of others."""
+    rejected = {}
+    long = frame[surplus].is_not_null()
+    if count := int(long.sum()):
+        rejected["too many fields"] = count
+    frame = frame.filter(~long).drop(surplus)
     if broken:
-        quoted = frame.select(
-            pl.any_horizontal(pl.all().str.contains('"', literal=True).fill_null(False))
-        ).to_series()
-        rejected, frame = rejected | {"malformed quotes": int(quoted.sum())}, frame.filter(~quoted)
-    frame.columns = _names(fields) if header else [f"column_{k + 1}" for k in range(n)]
-    return Table(frame, name, fields if header else None, n_lines, rejected)
+        marks = pl.all().str.contains('"', literal=True).fill_null(False)
+        quoted = frame.select(pl.any_horizontal(marks)).to_series()
+        rejected["malformed quotes"] = int(quoted.sum())
+        frame = frame.filter(~quoted)
+    return frame, rejected
 
 
-def _csv(
-    content: bytes, name: str, quote: str | None, options: dict[str, Any]
-) -> pl.DataFrame | None:
+def _csv(content: bytes, name: str, quote: str | None, mark: str) -> pl.DataFrame | None:
     """The columns of a text; None if its quotes are malformed."""
     try:
-        return pl.read_csv(io.BytesIO(content), quote_char=quote, **options)
+        return pl.read_csv(
+            io.BytesIO(content),
+            quote_char=quote,
+            separator=mark,
+            infer_schema=False,
+            truncate_ragged_lines=True,
+        )
     except pl.exceptions.PolarsError as error:
         if "utf" in str(error):
             raise _not_utf8(name) from None
@@ -415,11 +442,9 @@ def _csv(
 
 
 def _names(fields: list[str]) -> list[str]:
-    """Names of columns: one without a name is named by its place, the second of a name gets a number."""
-    names, seen = (
-        [text or f"column_{place}" for place, text in enumerate(fields, start=1)],
-        Counter[str](),
-    )
+    """Names of columns: without a name the place, for the second of a name a number."""
+    names = [text or f"column_{place}" for place, text in enumerate(fields, start=1)]
+    seen = Counter[str]()
     for place, text in enumerate(names):
         seen[text] += 1
         if seen[text] > 1:
@@ -441,7 +466,8 @@ def _is_number(text: str) -> bool:
 
 def _not_utf8(name: str) -> ValueError:
     return ValueError(
-        f"{name} is not UTF-8 text; name its --encoding, for example latin-1, or unpack it if it is packed"
+        f"{name} is not UTF-8 text; name its --encoding, for example latin-1, or unpack it if it "
+        "is packed"
     )
 
 

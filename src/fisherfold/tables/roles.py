@@ -1,8 +1,9 @@
-"""Which columns of a table hold row ids, column ids and values: those that are named, or those with usual names.
+"""Which columns of a table hold row ids, column ids and values.
 
     usual_columns(["userId", "movieId", "rating", "timestamp"])    # ["userId", "movieId", "rating"]
 
-Where no column has a usual name of a value, the only one beside the ids is it; times and an index do not count.
+Where no column has a usual name of a value, the only one beside the ids is it; times and an index
+do not count.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-PAIRS, ENTRIES = ("row", "column"), ("row", "column", "value")
+PAIRS = ("row", "column")
+ENTRIES = ("row", "column", "value")
 _USUAL = {
     "row": "u user username customer cust person member reviewer reader rater row",
-    "column": "i item movie film product book isbn track song artist business asin joke game anime recipe title column "
-    "col",
+    "column": "i item movie film product book isbn track song artist business asin joke game anime "
+    "recipe title column col",
     "value": "r rating ratings value values score scores stars star grade y",
     "time": "t ts day month year when",
     "index": "index unnamed indexlevel id",
@@ -28,7 +30,7 @@ _CALLED = {"row": "row id", "column": "column id", "value": "value"}
 def usual_columns(
     names: Sequence[Any], roles: Sequence[str] = ENTRIES, *, optional: bool = False
 ) -> list[Any]:
-    """Find the columns of some roles by their usual names; with ``optional``, of ids alone where there are no values.
+    """Find the columns of some roles by their usual names.
 
     Raises LookupError if a role has no column or several; its text lacks what to do.
 
@@ -71,14 +73,14 @@ def _role_of(name: Any) -> str:
 
 
 def may_hold_row_ids(name: Any) -> bool:
-    """Whether the first column of a matrix may hold the ids of its rows; a number is the id of a column."""
+    """Whether the first column of a matrix may hold the ids of its rows."""
     return not re.fullmatch(r"\d*", str(name)) and _role_of(name) in ("row", "index")
 
 
 def named_columns(
     names: Sequence[Any], columns: Any, roles: Sequence[str] = ENTRIES, least: int = 3
 ) -> list[Any]:
-    """Check the names of columns that were given for some roles, of which at least so many must be named."""
+    """Check the names of columns that were given for some roles."""
     if isinstance(columns, str) or not min(least, len(roles)) <= len(columns) <= len(roles):
         raise ValueError(
             f"columns must name {len(roles)} columns ({', '.join(roles)}), got {columns!r}"

@@ -1,4 +1,4 @@
-"""Times as numbers: seconds since 1970 for dates and for text as ``2024-05-31 18:00``, numbers as they are."""
+"""Times as numbers: seconds since 1970 of dates and ISO text, numbers as they are."""
 
 from __future__ import annotations
 

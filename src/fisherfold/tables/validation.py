@@ -1,12 +1,14 @@
 """Checks of parameters: one table of names and checks per estimator.
 
-A check is a function of a name and a value that returns the value as plain Python, or raises ``ValueError`` with the
+A check is a function of a name and a value that returns the value as plain Python, or raises
+``ValueError`` with the
 name, what is expected and what was given::
 
-    CHECKS = {"rank": integer(1), "ridge": optional(number(0)), "offsets": choice("both", "none"), "verbose": flag()}
-    options = check_parameters(self.get_params(deep=False), CHECKS)
+    CHECKS = {"rank": integer(1), "ridge": optional(number(0)), "offsets": choice("both", "none"),
+    "verbose": flag()} options = check_parameters(self.get_params(deep=False), CHECKS)
 
-Constructors keep what they are given, as scikit-learn wants it; NumPy and torch scalars are accepted.
+Constructors keep what they are given, as scikit-learn wants it; NumPy and torch scalars are
+accepted.
 """
 
 from __future__ import annotations
@@ -192,7 +194,8 @@ def torch_device() -> Check:
         try:
             device = torch.device("cpu" if value is None else value)
             torch.zeros(1, device=device).tolist()
-        except Exception as error:  # torch raises RuntimeError, AssertionError, NotImplementedError, by kind of device
+        # torch raises RuntimeError, AssertionError, NotImplementedError, by kind of device
+        except Exception as error:
             raise ValueError(
                 f"{name} {str(value)!r} cannot be used here: {str(error).splitlines()[0]}"
             ) from None
@@ -228,7 +231,7 @@ def storable(value: Any) -> Any:
 
 
 def saved_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the parameters that a model file keeps: all but those of the machine it was fitted on."""
+    """Give the parameters that a model file keeps: all but those of the machine."""
     return {name: storable(value) for name, value in parameters.items() if name not in RUN_TIME}
 
 

@@ -1,4 +1,4 @@
-"""Tables with predictions as files: CSV in UTF-8, packed with gzip where the name ends with .gz, or Parquet.
+"""Tables with predictions as files: CSV in UTF-8, packed for names in .gz, or Parquet.
 
 A name of ``-`` stands for standard output, which is given CSV.
 """
@@ -39,7 +39,7 @@ _OTHERS = (
 
 
 def check_table_name(output: Path) -> None:
-    """Check whether a table can be written to a file of this name, before the work whose result it is to hold."""
+    """Check whether a table can be written to a file of this name."""
     if output == STANDARD_OUTPUT:
         return
     if output.suffix.lower() in _OTHERS:
@@ -76,7 +76,8 @@ def write_table(frame: pl.DataFrame, output: Path, decimal: str = ".") -> None:
         return
     if nested := [name for name, dtype in frame.schema.items() if dtype.is_nested()]:
         raise ValueError(
-            f"column {nested[0]!r} holds {frame.schema[nested[0]]}, which CSV cannot; write x.parquet"
+            f"column {nested[0]!r} holds {frame.schema[nested[0]]}, which CSV cannot; write "
+            "x.parquet"
         )
     options: dict[str, Any] = {"decimal_comma": True, "separator": ";"} if decimal == "," else {}
     content = frame.write_csv(**options).encode()
@@ -89,8 +90,9 @@ def write_table(frame: pl.DataFrame, output: Path, decimal: str = ".") -> None:
 
 
 def write_standard_output(content: bytes) -> None:
-    """Write all bytes to standard output; without a buffer of Python, a slow reader takes a part of them at a time."""
-    stream, left = sys.stdout.buffer, memoryview(content)
+    """Write all bytes to standard output, of which a slow reader takes some at a time."""
+    stream = sys.stdout.buffer
+    left = memoryview(content)
     while left:
         with contextlib.suppress(BlockingIOError):
             left = left[stream.write(left) or 0 :]
