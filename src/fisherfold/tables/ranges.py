@@ -33,7 +33,7 @@ def kept_digits(columns: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 
     Example:
         >>> kept_digits(np.array([[1e15, 1.0], [1e15 + 4, 2.0]])).round().tolist()
-        [1.0, 16.0]
+        [2.0, 15.0]
     """
     table = columns.reshape(len(columns), -1)
     size = np.abs(table).max(axis=0, initial=0.0)
