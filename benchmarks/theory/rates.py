@@ -1,7 +1,7 @@
 r"""Part 3: local rates of deterministic RNGD on the two-layer network with batch normalisation.
 
-    θ^{k+1} = Exp_{θ^k}(-t F^† grad Ψ):    ‖u^{k+1} - y‖ ≤ (1 - t/2) ‖u^k - y‖,  quadratic for t = 1
-    if J is Lipschitz
+    θ^{k+1} = Exp_{θ^k}(-t F^† grad Ψ):    ‖u^{k+1} - y‖ ≤ (1 - t/2) ‖u^k - y‖,
+                                           quadratic for t = 1 if J is Lipschitz
 
 The linearised step gives the factor 1 - t, so the theorem leaves a margin of t/2. The Jacobian of a
 ReLU network jumps where a unit is turned over, and a step of length r turns over a share of order

@@ -1,9 +1,10 @@
 """Sums of outer products, and many small symmetric positive definite matrices at once.
 
-A batch of n matrices of order q is *batch-last*, a (q, q, n) tensor in which each matrix entry is one vector of length
-n. The inverse is the sweep operator, q rank-one updates of the whole batch:
+A batch of n matrices of order q is *batch-last*, a (q, q, n) tensor in which each matrix entry is
+one vector of length n. The inverse is the sweep operator, q rank-one updates of the whole batch:
 
-    for k = 1..q:   A ← A - a_k a_kᵀ / A_kk  off row and column k,   a_k / A_kk  on them,   -1 / A_kk  at (k, k)
+    for k = 1..q:   A ← A - a_k a_kᵀ / A_kk  off row and column k,
+                    a_k / A_kk  on them,   -1 / A_kk  at (k, k)
 
 which leaves -A⁻¹ in place of A and the pivots of the Cholesky factorisation on the way.
 """
@@ -19,7 +20,8 @@ _FEWEST, _LARGEST_ORDER = 400, 24
 _ENTRIES = 2**17
 # Rows that are summed at once, in their own precision.
 _BLOCK_ROWS = 256
-# Rounding units that sums leave of the eigenvalue 0, with a margin; matrices of more rows have as many as rows.
+# Rounding units that sums leave of the eigenvalue 0, with a margin; matrices of more rows have as
+# many as rows.
 _UNITS = 32
 
 

@@ -1,9 +1,10 @@
 """Truncated conjugate gradients on the tangent space, which stay conjugate.
 
-In exact arithmetic the residuals r_j of CG are orthogonal in the inner product of the preconditioner, and d steps solve
-any system of dimension d. Rounding ends that as soon as a steep direction is solved for: short recursions then find it
-again and again, and a system of dimension 30 and condition 1e6 takes more than 300 steps in float32, 100 in float64.
-So the residuals are kept, and while all of them fit each new one is freed of what it has of them,
+In exact arithmetic the residuals r_j of CG are orthogonal in the inner product of the
+preconditioner, and d steps solve any system of dimension d. Rounding ends that as soon as a steep
+direction is solved for: short recursions then find it again and again, and a system of dimension 30
+and condition 1e6 takes more than 300 steps in float32, 100 in float64. So the residuals are kept,
+and while all of them fit each new one is freed of what it has of them,
 
     r ← r - Σ_j r_j <z_j, r> / <z_j, r_j>,    z_j = M⁻¹ r_j
 
@@ -35,9 +36,11 @@ class Solution:
         x: the direction d with (F + λ I) d ≈ g.
         method: a name of ``METHODS``.
         decrease: <g, d> - ½ <d, (F + λ I) d>, by how much the quadratic model falls along -d.
-        residual: ‖(F + λ I) d - g‖ / ‖g‖ for ``cg``; 0 for the direct methods, which do not measure it.
+        residual: ‖(F + λ I) d - g‖ / ‖g‖ for ``cg``; 0 for the direct methods, which do not measure
+            it.
         iterations: products with F that were spent.
-        curvature: ``positive``, or ``zero``/``negative`` when ``cg`` met such a direction and stopped before it.
+        curvature: ``positive``, or ``zero``/``negative`` when ``cg`` met such a direction and
+            stopped before it.
     """
 
     x: Tangent
@@ -53,12 +56,12 @@ def conjugate_gradients(
 ) -> Solution:
     """Truncated preconditioned conjugate gradients on the tangent space.
 
-    Residuals come from a recursion; where rounding may have parted them from g - (F + λ I) x, a product is spent on the
-    truth, and CG begins anew from that, until this no longer halves it: no smaller residual can be had in this
-    precision, about eps ‖F‖ ‖x‖ / ‖g‖.
+    Residuals come from a recursion; where rounding may have parted them from g - (F + λ I) x, a
+    product is spent on the truth, and CG begins anew from that, until this no longer halves it: no
+    smaller residual can be had in this precision, about eps ‖F‖ ‖x‖ / ‖g‖.
 
-    A singular F without damping needs a g in its range (a gradient is); otherwise CG ends with curvature ``zero`` and
-    its last iterate, and ``pinv`` is the method to name.
+    A singular F without damping needs a g in its range (a gradient is); otherwise CG ends with
+    curvature ``zero`` and its last iterate, and ``pinv`` is the method to name.
     """
     # in float32 squares of small residuals would vanish
     largest = max(float(leaf.abs().amax()) for leaf in leaves(g))
@@ -127,7 +130,8 @@ class _Run:
         kept = like.new_empty(room, len(like))
         solved = kept if plain else torch.empty_like(kept)
         while self.left > goal and self.drift <= self.left and self.products < self.max_iter:
-            # a singular preconditioner has nothing to say about some r: its z is 0, or rounding at right angles to r
+            # a singular preconditioner has nothing to say about some r: its z is 0, or rounding at
+            # right angles to r
             if not plain and rz <= 10 * self.eps * self.left * self.length(z):
                 self.curvature = "zero"
                 return
@@ -142,7 +146,8 @@ class _Run:
             if not math.isfinite(along):
                 self.x, self.left = scale(math.nan, self.x), math.nan
                 return
-            # a curvature at the rounding level of the steepest one seen is none: dividing by it would blow up x
+            # a curvature at the rounding level of the steepest one seen is none: dividing by it
+            # would blow up x
             self.steepest = max(self.steepest, abs(along) / square)
             rounding = 10 * self.eps * self.steepest * square
             if not along > rounding:

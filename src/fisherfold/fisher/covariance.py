@@ -1,21 +1,23 @@
 """The information of an estimate, and standard errors from it: the one place for both.
 
-With Ψ = (1/N) Σ w_i ψ_i at its minimum x̂, and everything as an operator on the tangent space there,
+With Ψ = (1/N) Σ w_i ψ_i at its minimum x̂, and operators on the tangent space there,
 
-    expected   F = (1/N) Σ w_i E[grad ψ_i grad ψ_iᵀ]     the model's Fisher information      Cov x̂ = F⁻¹/N
-    observed   H = Hess Ψ                                  the curvature that was seen       Cov x̂ = H⁻¹/N
-    sandwich   H⁻¹ S H⁻¹,  S = (1/N) Σ w_i grad ψ_i grad ψ_iᵀ    right for a wrong model, too     Cov x̂ = H⁻¹ S H⁻¹/N
+    expected   F = (1/N) Σ w_i E[grad ψ_i grad ψ_iᵀ]    the model's information    Cov x̂ = F⁻¹/N
+    observed   H = Hess Ψ                               the curvature seen         Cov x̂ = H⁻¹/N
+    sandwich   S = (1/N) Σ w_i grad ψ_i grad ψ_iᵀ       right for a wrong model    H⁻¹ S H⁻¹/N
 
 and S = (1/N) Σ_c g_c g_cᵀ with sums g_c over clusters of dependent samples. By the delta method
 
     Cov f(x̂) = Dᵀ A D / N,  D = A⁻¹ grad f  (A = F or H),    Dᵀ S D / N for the sandwich,
 
-one solve for each entry of f, by conjugate gradients; or by a matrix in an orthonormal basis, where it costs less:
+one solve for each entry of f, by conjugate gradients; or by a matrix in an orthonormal basis, where
+it costs less:
 
-    {R_x̂(Σ c_i b_i) : cᵀC⁻¹c ≤ χ²_m},   C the covariance of the coordinates c       (confidence region).
+    {R_x̂(Σ c_i b_i) : cᵀC⁻¹c ≤ χ²_m},   C the covariance of the coordinates c   (a region).
 
-A quotient (Grassmann) has horizontal tangent vectors, so that f must be a function of the subspace. Directions that the
-data do not identify, such as rotations of factor loadings, have no variance: f must not change along them.
+A quotient (Grassmann) has horizontal tangent vectors, so that f must be a function of the subspace.
+Directions that the data do not identify, such as rotations of factor loadings, have no variance: f
+must not change along them.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ PRECISION = 1e-8
 UNIDENTIFIED = 1e-4
 # Random representatives that are drawn until one is another array.
 DRAWS = 8
-# Curvatures below this share of the largest one are those of an invariance, for products of gradients.
+# Curvatures below this share of the largest one are those of an invariance, for products of
+# gradients.
 FLAT_UNITS = 1e2
 
 
@@ -64,7 +67,8 @@ class Covariance:
         information: F or H at the estimate, an operator.
         count: N, over the dispersion.
         scores: S of the sandwich, an operator; None without.
-        nearby: an operator near the information that is cheaply made dense, to precondition solves; None without.
+        nearby: an operator near the information that is cheaply made dense, to precondition solves;
+            None without.
     """
 
     information: FisherOperator
@@ -95,7 +99,8 @@ class Covariance:
             raise ValueError("the Fisher information at the estimate is not finite")
         values, vectors = torch.linalg.eigh(matrix)
         largest, least = float(values.abs().max()), float(values[0])
-        # along an invariance of the model the curvature of a loss is as small as the gradient that a run has left
+        # along an invariance of the model the curvature of a loss is as small as the gradient that
+        # a run has left
         if least < -10 * tolerance(values.dtype) * largest:
             raise ValueError(_no_minimum(least, largest))
         keep = values > largest * FLAT_UNITS * rounding_share(len(values), values.dtype)
@@ -104,7 +109,10 @@ class Covariance:
 
     @property
     def flat(self) -> Tensor:
-        """Directions that the data do not identify, as rows of coordinates; the covariance is 0 there."""
+        """Directions that the data do not identify, as rows of coordinates.
+
+        The covariance is 0 there.
+        """
         return self._inverse[1]
 
     @cached_property
@@ -118,9 +126,9 @@ class Covariance:
     def of(self, f: Callable[[Any], Tensor]) -> tuple[Tensor, Tensor]:
         """A function of the estimate and its covariance, by the delta method.
 
-        ``f``: a torch function of the point, which returns a tensor, or a dictionary of tensors (such as a point of a
-        product), whose entries then follow each other as one vector. Raises ValueError if f changes along directions
-        that the data do not identify.
+        ``f``: a torch function of the point, which returns a tensor, or a dictionary of tensors
+        (such as a point of a product), whose entries then follow each other as one vector. Raises
+        ValueError if f changes along directions that the data do not identify.
         """
 
         def entries(x: Any) -> Tensor:
@@ -185,8 +193,8 @@ class Covariance:
             if found.curvature == "zero":
                 raise ValueError(_unidentified("a direction"))
             warn(
-                f"a standard error was solved for up to a relative residual of {found.residual:.1e} only; the "
-                "information at the estimate is nearly singular",
+                "a standard error was solved for up to a relative residual of "
+                f"{found.residual:.1e} only; the information at the estimate is nearly singular",
                 RuntimeWarning,
             )
         return found.x
@@ -223,7 +231,9 @@ class Covariance:
     def boundary(
         self, count: int = 100, level: float = 0.9, *, generator: torch.Generator | None = None
     ) -> Point:
-        """Points on the boundary of the confidence region, for drawing it: a closed curve for dimension 2.
+        """Points on the boundary of the confidence region, for drawing it.
+
+        A closed curve for dimension 2.
 
         ``level``: as of ``contains``. ``generator``: of the directions in more than two dimensions.
         """
@@ -270,8 +280,8 @@ class Covariance:
         ahead = length / math.sqrt(abs(variance)) if variance else 0.0
         if ahead > NO_MINIMUM:
             warn(
-                f"the estimate is no minimum of the loss: the next step would be {ahead:.2g} standard errors long; run "
-                "minimize until it converges",
+                f"the estimate is no minimum of the loss: the next step would be {ahead:.2g} "
+                "standard errors long; run minimize until it converges",
                 RuntimeWarning,
             )
 
@@ -286,9 +296,10 @@ def covariance(
 ) -> Covariance:
     """The covariance of a maximum-likelihood estimate from the information at it.
 
-    ``operator``: F or H. ``count``: N. ``gradient``: of the loss; warns unless it is near 0. ``scores``: S, for the
-    sandwich A⁻¹ S A⁻¹, which does not trust the likelihood where A is the Hessian. ``nearby``: see ``Covariance``.
-    Raises ValueError if the information is not finite or has a negative eigenvalue.
+    ``operator``: F or H. ``count``: N. ``gradient``: of the loss; warns unless it is near 0.
+    ``scores``: S, for the sandwich A⁻¹ S A⁻¹, which does not trust the likelihood where A is the
+    Hessian. ``nearby``: see ``Covariance``. Raises ValueError if the information is not finite or
+    has a negative eigenvalue.
     """
     found = Covariance(operator, count, scores, nearby)
     found.check_minimum(reorder_like(gradient, found.point))
@@ -296,7 +307,10 @@ def covariance(
 
 
 def other_representative(manifold: Manifold, x: Point) -> Point | None:
-    """The same point of a quotient by another array, at random; None where points have a single one."""
+    """The same point of a quotient by another array, at random.
+
+    None where points have a single one.
+    """
     device = leaves(x)[0].device
     generator = torch.Generator(device=device).manual_seed(0)
     for _ in range(DRAWS):
@@ -338,23 +352,24 @@ def not_a_function(manifold: Manifold, name: str, off: float) -> str:
     if type(manifold).__name__ == "Grassmann":
         remedy = f"Stiefel({manifold.n}, {manifold.p})"  # type: ignore[attr-defined]
     return (
-        f"{name} is no function of the points of {manifold!r}: for another representative of the same point it differs "
-        f"by {off:.2g}; use {remedy}, or make it depend on the point alone, as u @ u.mT does"
+        f"{name} is no function of the points of {manifold!r}: for another representative of the "
+        f"same point it differs by {off:.2g}; use {remedy}, or make it depend on the point alone, "
+        "as u @ u.mT does"
     )
 
 
 def _no_minimum(least: float, largest: float) -> str:
     size = "" if math.isinf(least) else f" {least:.2e} (the largest is {largest:.2e})"
     return (
-        f"the information at the estimate has the negative eigenvalue{size}: this is no minimum of the loss; run "
-        "minimize to convergence, with escape=True, or from another start"
+        f"the information at the estimate has the negative eigenvalue{size}: this is no minimum of "
+        "the loss; run minimize to convergence, with escape=True, or from another start"
     )
 
 
 def _unidentified(where: str) -> str:
     return (
-        f"f is not identified: it changes along {where} in which the Fisher information is 0; fix the model's "
-        "invariance, or take a function that does not depend on it"
+        f"f is not identified: it changes along {where} in which the Fisher information is 0; fix "
+        "the model's invariance, or take a function that does not depend on it"
     )
 
 

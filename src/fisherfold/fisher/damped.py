@@ -1,15 +1,19 @@
-"""Damped inverses (F + λ I)⁻¹ of symmetric matrices: of one, of a Kronecker product, and of many small ones.
+"""Damped inverses (F + λ I)⁻¹ of symmetric matrices.
+
+Of one, of a Kronecker product, and of many small ones.
 
 With the eigenvalues s ≠ 0 and eigenvectors V of F, and λ ≥ 0,
 
     (F + λ I)⁻¹ g = V [(Vᵀ g) / (s + λ)] + (g - V Vᵀ g) / λ            F† g for λ = 0
 
-and for F = R ⊗ L, that is F g = L g R of matrices g, with the eigenpairs (l, Q) of L and (r, V) of R
+and for F = R ⊗ L, that is F g = L g R of matrices g, with the eigenpairs (l, Q) of L and (r, V) of
+R
 
     (F + λ I)⁻¹ g = Q [(Qᵀ g V) / (l rᵀ + λ)] Vᵀ + (g - Q Qᵀ g V Vᵀ) / λ
 
-Both hold for all eigenpairs and for the leading ones alone. Eigenvalues at or below ``rounding_share`` of the largest
-one are rounding, and count as 0; so does a part of g outside the range of F that is rounding, which 1/λ would blow up.
+Both hold for all eigenpairs and for the leading ones alone. Eigenvalues at or below
+``rounding_share`` of the largest one are rounding, and count as 0; so does a part of g outside the
+range of F that is rounding, which 1/λ would blow up.
 """
 
 from __future__ import annotations
@@ -36,7 +40,8 @@ class FactorError(torch.linalg.LinAlgError):  # type: ignore[misc, name-defined]
 def eigen(matrix: Tensor, *, name: str = "matrix") -> tuple[Tensor, Tensor]:
     """Eigenvalues, ascending, and eigenvectors of a symmetric matrix.
 
-    Tries float64 and then the CPU before it raises FactorError. ``name``: of the matrix in that error.
+    Tries float64 and then the CPU before it raises FactorError. ``name``: of the matrix in that
+    error.
     """
     for dtype, device in _attempts(matrix):
         try:
@@ -46,7 +51,8 @@ def eigen(matrix: Tensor, *, name: str = "matrix") -> tuple[Tensor, Tensor]:
         if bool(torch.isfinite(values).all()) and _is_orthonormal(vectors):
             return values.to(matrix), vectors.to(matrix)
     raise FactorError(
-        f"no eigendecomposition of {name} (order {len(matrix)}) succeeded; it is not finite, or far from symmetric"
+        f"no eigendecomposition of {name} (order {len(matrix)}) succeeded; it is not finite, or "
+        "far from symmetric"
     )
 
 
@@ -66,7 +72,8 @@ def damped_inverse(matrix: Tensor, damping: float, *, name: str = "matrix") -> T
                     return inverse.to(matrix)
     most = _MORE_DAMPING[-1] * damping
     raise FactorError(
-        f"no Cholesky factorisation of {name} (order {len(matrix)}) succeeded with damping up to {most:g}"
+        f"no Cholesky factorisation of {name} (order {len(matrix)}) succeeded with damping up to "
+        f"{most:g}"
     )
 
 
@@ -127,7 +134,8 @@ class Spectrum:
     def solve(self, g: Tensor, damping: float, *, whole: Tensor | None = None) -> Tensor:
         """(F + λ I)⁻¹ g; F† g for λ = 0.
 
-        ``whole``: the right-hand side of which g is what an earlier solve has left; its rounding is that of g.
+        ``whole``: the right-hand side of which g is what an earlier solve has left; its rounding is
+        that of g.
         """
         seen = self.values != 0
         inner = self.coordinates(g)
@@ -197,8 +205,8 @@ class KroneckerSpectrum:
 def damped_blocks(blocks: Tensor, damping: float) -> tuple[Tensor, bool]:
     """(B_j + λ I)⁻¹ of many small positive semi-definite matrices, and whether one is singular without its λ.
 
-    Without λ a singular block has its pseudo-inverse. A λ below the rounding of a block does not make it regular: the
-    inverse along flat directions would be anything.
+    Without λ a singular block has its pseudo-inverse. A λ below the rounding of a block does not
+    make it regular: the inverse along flat directions would be anything.
     """
     order = blocks.shape[-1]
     rounding = rounding_share(order, blocks.dtype)
@@ -211,7 +219,8 @@ def damped_blocks(blocks: Tensor, damping: float) -> tuple[Tensor, bool]:
         factors, info = torch.linalg.cholesky_ex(damped)
         inverse = torch.cholesky_inverse(factors) if bool((info == 0).all()) else None
     if inverse is not None:
-        # λ_min/λ_max ≥ 1/(tr B tr B⁻¹): rounding can hide in neither, as it can in the pivots of Cholesky
+        # λ_min/λ_max ≥ 1/(tr B tr B⁻¹): rounding can hide in neither, as it can in the pivots of
+        # Cholesky
         traces = damped.diagonal(dim1=1, dim2=2).sum(1) * inverse.diagonal(dim1=1, dim2=2).sum(1)
         if bool((rounding * traces < 1).all()):
             return inverse, unseen

@@ -1,7 +1,8 @@
 """Likelihoods that are not, or not conveniently, exponential families in the model's output.
 
-Heavy tails, counts with overdispersion, directions, a variance that the model predicts, and ordered categories. Each
-has its score's second moment F_L = E[s sᵀ] in closed form (tests/fisher/test_general_likelihoods.py).
+Heavy tails, counts with overdispersion, directions, a variance that the model predicts, and ordered
+categories. Each has its score's second moment F_L = E[s sᵀ] in closed form
+(tests/fisher/test_general_likelihoods.py).
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _FAR = 1e4  # stands for an infinite threshold, where derivatives would be NaN
 
 
 class StudentT(Likelihood):
-    """A t distribution with location z: nll = ½(ν + 1) log(1 + (y - z)²/(ν s²)), F_L = (ν + 1)/((ν + 3) s²).
+    """A t distribution with location z.
+
+    Nll = ½(ν + 1) log(1 + (y - z)²/(ν s²)), F_L = (ν + 1)/((ν + 3) s²).
 
     Args:
         df: the degrees of freedom ν; small ones are robust to outliers.
@@ -89,16 +92,20 @@ class NegativeBinomial(Likelihood):
 
 
 class HeteroscedasticGaussian(Likelihood):
-    """A normal distribution whose mean and log variance the model gives: z = (μ, η) in the last dimension.
+    """A normal distribution whose mean and log variance the model gives.
 
-    nll = ½ (η + (y - μ)² exp(-η)), F_L = diag(exp(-η), ½). Targets have the shape of z without its last dimension.
+    Z = (μ, η) in the last dimension.
+
+    nll = ½ (η + (y - μ)² exp(-η)), F_L = diag(exp(-η), ½). Targets have the shape of z without its
+    last dimension.
     """
 
     @override
     def check_targets(self, y: Tensor, z: Tensor) -> None:
         if z.ndim < 2 or z.shape[-1] != 2:
             raise ValueError(
-                f"the model must return (mean, log variance) in its last dimension, got {tuple(z.shape)}"
+                "the model must return (mean, log variance) in its last dimension, got "
+                f"{tuple(z.shape)}"
             )
         _check_real(y, tuple(z.shape[:-1]))
 
@@ -126,7 +133,9 @@ class HeteroscedasticGaussian(Likelihood):
 
 
 class OrderedProbit(Likelihood):
-    """Ordered categories 0..K of a latent normal: P(y = k) = Φ(c_{k+1} - z) - Φ(c_k - z), c_0 = -∞, c_{K+1} = ∞.
+    """Ordered categories 0..K of a latent normal.
+
+    P(y = k) = Φ(c_{k+1} - z) - Φ(c_k - z), c_0 = -∞, c_{K+1} = ∞.
 
     F_L = Σ_k p_k'²/p_k.
 
@@ -190,10 +199,12 @@ class OrderedProbit(Likelihood):
 
 
 class VonMisesFisher(ExponentialFamily):
-    """A direction y on the unit sphere of R^d around z/‖z‖ with concentration ‖z‖: p(y | z) ∝ exp <z, y>.
+    """A direction y on the unit sphere of R^d around z/‖z‖ with concentration ‖z‖.
 
-    With t = <y, z>/‖z‖ the Fisher matrix is Var(t) along z and E[1 - t²]/(d - 1) across. The model returns z itself,
-    such as a concentration times a direction; targets are unit vectors.
+    P(y | z) ∝ exp <z, y>.
+
+    With t = <y, z>/‖z‖ the Fisher matrix is Var(t) along z and E[1 - t²]/(d - 1) across. The model
+    returns z itself, such as a concentration times a direction; targets are unit vectors.
 
     Args:
         d: the dimension of the ambient space; 2 for angles.
@@ -209,7 +220,8 @@ class VonMisesFisher(ExponentialFamily):
 
     def _tilted(self, kappa: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Nodes as 1 - t and 1 - t², and the logarithms of their weights times exp(κ (t - 1))."""
-        # with t = cos θ the density is that of sin(θ)^(d-2) exp(κ cos θ); the nodes go with its peak
+        # with t = cos θ the density is that of sin(θ)^(d-2) exp(κ cos θ); the nodes go with its
+        # peak
         k, power, tiny = kappa.detach(), self.d - 2, torch.finfo(kappa.dtype).tiny
         root = (power + (power**2 + 4 * k.square()).sqrt()).clamp(min=tiny)
         peak = torch.atan2((2 * power / root).sqrt(), 2 * k / root)
@@ -261,7 +273,8 @@ class VonMisesFisher(ExponentialFamily):
         off = float((y.square().sum(-1) - 1).abs().max())
         if off > 1e-3:
             raise ValueError(
-                f"y must hold unit vectors for a von Mises-Fisher likelihood, got |y|² off by {off:.1e}"
+                "y must hold unit vectors for a von Mises-Fisher likelihood, got |y|² off by "
+                f"{off:.1e}"
             )
 
     @override
@@ -295,10 +308,13 @@ class VonMisesFisher(ExponentialFamily):
 
 
 class MultivariateGaussian(Likelihood):
-    """A normal vector with mean and covariance from the model: z = (μ, Σ), of shape (samples, d, 1 + d).
+    """A normal vector with mean and covariance from the model.
 
-    nll = ½ [log det Σ + tr Σ⁻¹(S + (m - μ)(m - μ)ᵀ)] for a target (m, S) in the same form, the mean and covariance of
-    repeated observations; for single ones S = 0, and they may be given as vectors of shape (samples, d).
+    Z = (μ, Σ), of shape (samples, d, 1 + d).
+
+    nll = ½ [log det Σ + tr Σ⁻¹(S + (m - μ)(m - μ)ᵀ)] for a target (m, S) in the same form, the mean
+    and covariance of repeated observations; for single ones S = 0, and they may be given as vectors
+    of shape (samples, d).
 
     <v, F_L v> = dμᵀΣ⁻¹dμ + ½ tr(Σ⁻¹dΣ Σ⁻¹dΣ),  v = (dμ, dΣ)
 
@@ -323,8 +339,8 @@ class MultivariateGaussian(Likelihood):
     def check_targets(self, y: Tensor, z: Tensor) -> None:
         if tuple(z.shape[1:]) != (self.d, self.d + 1):
             raise ValueError(
-                f"the model must return MultivariateGaussian.pack(mean, covariance), of shape (samples, {self.d}, "
-                f"{self.d + 1}), got {tuple(z.shape)}"
+                "the model must return MultivariateGaussian.pack(mean, covariance), of shape "
+                f"(samples, {self.d}, {self.d + 1}), got {tuple(z.shape)}"
             )
         _check_real(y, tuple(z.shape) if y.ndim == 3 else tuple(z.shape[:-1]))
 
@@ -349,7 +365,8 @@ class MultivariateGaussian(Likelihood):
 
     @override
     def fisher_factor(self, z: Tensor) -> Tensor:
-        # with Σ = L Lᵀ: L⁻ᵀ for the mean, L⁻ᵀ ⊗ L⁻ᵀ/√2 restricted to symmetric matrices for the covariance
+        # with Σ = L Lᵀ: L⁻ᵀ for the mean, L⁻ᵀ ⊗ L⁻ᵀ/√2 restricted to symmetric matrices for the
+        # covariance
         d, n = self.d, len(z)
         eye = torch.eye(d, dtype=z.dtype, device=z.device)
         root = torch.linalg.solve_triangular(_root(z[..., 1:]), eye.expand(n, d, d), upper=False).mT

@@ -2,8 +2,9 @@
 
     Hess Ψ(x)[v] = P (D²Ψ[v] + (D_v P) ∇Ψ)    for the ambient metric
 
-The Euclidean gradient is evaluated once with its graph; a product is one backward pass through it, which gives D²Ψ[v],
-and the manifold's own conversion. Unlike a Fisher information it may be indefinite.
+The Euclidean gradient is evaluated once with its graph; a product is one backward pass through it,
+which gives D²Ψ[v], and the manifold's own conversion. Unlike a Fisher information it may be
+indefinite.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Hessian(FisherOperator):
         point: x.
         loss: Ψ, a torch function that can be differentiated twice.
         graph: x as variables and Ψ computed from them, if the caller has them already.
-        gradients: the Euclidean gradient in the leaves of x with its graph, if the caller has it already.
+        gradients: the Euclidean gradient in the leaves of x with its graph, if the caller has it
+            already.
     """
 
     approximates = "nothing: the Riemannian Hessian of the loss, which may be indefinite"
@@ -55,7 +57,8 @@ class Hessian(FisherOperator):
         self._variables = leaves(reorder_like(variables, self.point))
         if not value.requires_grad:
             raise ValueError(
-                "the loss must be a torch function of theta to have a Hessian, but it has no gradient"
+                "the loss must be a torch function of theta to have a Hessian, but it has no "
+                "gradient"
             )
         if gradients is None:
             with torch.enable_grad():
@@ -86,9 +89,12 @@ class Hessian(FisherOperator):
 
 
 class PriorFisher(FisherOperator):
-    """The information of data and of a prior density: F + Hess π / N, with π minus the logarithm of the density.
+    """The information of data and of a prior density.
 
-    The Hessian is Riemannian, so that π may be written in any form that is the same on the manifold.
+    F + Hess π / N, with π minus the logarithm of the density.
+
+    The Hessian is Riemannian, so that π may be written in any form that is the same on the
+    manifold.
 
     Args:
         data: F.

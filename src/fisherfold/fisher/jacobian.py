@@ -2,10 +2,11 @@
 
     F^R v = (1/N) P Σ_i J_iᵀ B_i J_i v
 
-with the matrix B_i in the space of the outputs: the Fisher matrix of the output distribution (exact), or the outer
-product of scores s = ∂ψ/∂z at sampled targets (Monte Carlo) or at the observed ones (empirical, the REFIM). The model's
-graph is kept: Jᵀ w is one backward pass through it, and J v is a backward pass through that backward pass, which is
-linear in w. No product evaluates the model again (a forward-mode product would, and is several times slower here).
+with the matrix B_i in the space of the outputs: the Fisher matrix of the output distribution
+(exact), or the outer product of scores s = ∂ψ/∂z at sampled targets (Monte Carlo) or at the
+observed ones (empirical, the REFIM). The model's graph is kept: Jᵀ w is one backward pass through
+it, and J v is a backward pass through that backward pass, which is linear in w. No product
+evaluates the model again (a forward-mode product would, and is several times slower here).
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class JacobianFisher(FisherOperator):
         manifold: the manifold.
         point: the point θ.
         outputs: the outputs z of all samples, a torch function of θ.
-        jacobian: the Euclidean Jacobian of the outputs of a slice of samples, with leading dimensions (samples, q).
+        jacobian: the Euclidean Jacobian of the outputs of a slice of samples, with leading
+            dimensions (samples, q).
         likelihood: the distribution of a target given z.
         weights: w_i, one per sample.
         graph: θ as variables and z computed from them, if the caller has them already.
@@ -168,8 +170,8 @@ class JacobianFisher(FisherOperator):
 class ExactFisher(JacobianFisher):
     """The RFIM: F^R = (1/N) Σ_i w_i (J_i P)ᵀ F_L(z_i) (J_i P), with F_L the Fisher matrix of the output distribution.
 
-    For a Gaussian it is the Gauss-Newton matrix; where the loss has a minimum with zero residual it is the Riemannian
-    Hessian there.
+    For a Gaussian it is the Gauss-Newton matrix; where the loss has a minimum with zero residual it
+    is the Riemannian Hessian there.
     """
 
     approximates = "nothing: F^R = (1/N) Σ J_iᵀ F_L(z_i) J_i exactly, on the given samples"
@@ -202,7 +204,9 @@ class ScoreFisher(JacobianFisher):
 
 
 class MonteCarloFisher(ScoreFisher):
-    """The RFIM with targets sampled from the model: (1/N) Σ_i mean_s grad ψ_i(ỹ_s) grad ψ_i(ỹ_s)ᵀ, ỹ_s ~ p(· | z_i).
+    """The RFIM with targets sampled from the model.
+
+    (1/N) Σ_i mean_s grad ψ_i(ỹ_s) grad ψ_i(ỹ_s)ᵀ, ỹ_s ~ p(· | z_i).
 
     Unbiased for the exact RFIM; its error falls like 1/√(draws · N).
 
@@ -246,7 +250,9 @@ class EmpiricalFisher(ScoreFisher):
 
 
 class ClusterFisher(FisherOperator):
-    """The second moment of the sums of gradients over clusters: the filling of a sandwich for dependent samples.
+    """The second moment of the sums of gradients over clusters.
+
+    The filling of a sandwich for dependent samples.
 
         (1/N) G/(G - 1) Σ_c g_c g_cᵀ,    g_c = Σ_{i in c} w_i grad ψ_i,    G clusters
 

@@ -1,10 +1,11 @@
 """Kronecker-factored Fisher information of a matrix parameter.
 
-    F ≈ P (R ⊗ L) P,    that is  v ↦ P (L v R),    vec stacks columns, so vec(L v R) = (R ⊗ L) vec(v)
+    F ≈ P (R ⊗ L) P,    that is  v ↦ P (L v R),    vec stacks columns, so vec(L v R) = (R ⊗ L)
+    vec(v)
 
-If every gradient is g aᵀ, L = E[g gᵀ] and R = E[a aᵀ]. On the Grassmann manifold the projector acts on one side only,
-I - U Uᵀ on the left, so that P (R ⊗ L) P = R ⊗ (P L P) is again a Kronecker product and the damped
-inverse is exact through two eigendecompositions:
+If every gradient is g aᵀ, L = E[g gᵀ] and R = E[a aᵀ]. On the Grassmann manifold the projector acts
+on one side only, I - U Uᵀ on the left, so that P (R ⊗ L) P = R ⊗ (P L P) is again a Kronecker
+product and the damped inverse is exact through two eigendecompositions:
 
     (F + λ I)⁻¹ g = Q [ (Qᵀ g V) / (l rᵀ + λ) ] Vᵀ,    P L P = Q diag(l) Qᵀ,  R = V diag(r) Vᵀ.
 """
@@ -21,17 +22,22 @@ from fisherfold.manifolds.base import Manifold
 
 
 class KroneckerFisher(FisherOperator):
-    """v ↦ P (L v R) on the tangent space at a matrix; a factor that is None is the identity (one-sided form).
+    """v ↦ P (L v R) on the tangent space at a matrix.
+
+    A factor that is None is the identity (one-sided form).
 
     Args:
         manifold: a manifold of matrices.
         point: a matrix of it, without batch dimensions.
         left: L, symmetric positive semi-definite with as many rows as the point has, or None.
-        right: R, symmetric positive semi-definite with as many rows as the point has columns, or None.
-        keep_trace: divide R ⊗ L by tr L, for factors that are the two second moments of the same gradients.
+        right: R, symmetric positive semi-definite with as many rows as the point has columns, or
+            None.
+        keep_trace: divide R ⊗ L by tr L, for factors that are the two second moments of the same
+            gradients.
 
-    The damped solve is exact on Euclidean space and on the Grassmann manifold. Elsewhere the projector mixes both
-    sides, the product is no Kronecker product any more, and ``solve`` runs CG with the factors as its preconditioner.
+    The damped solve is exact on Euclidean space and on the Grassmann manifold. Elsewhere the
+    projector mixes both sides, the product is no Kronecker product any more, and ``solve`` runs CG
+    with the factors as its preconditioner.
     """
 
     approximates = "F by a Kronecker product of two second moments, restricted to the tangent space"
@@ -61,7 +67,8 @@ class KroneckerFisher(FisherOperator):
         if left is not None and manifold.projector_structure == "left":
             left = _complement(point, left)
         self.left, self.right, self.keep_trace = left, right, keep_trace
-        # for gradients M, tr E[M Mᵀ] = tr E[Mᵀ M] = E‖M‖² is the trace of F, and that of R ⊗ L is its square
+        # for gradients M, tr E[M Mᵀ] = tr E[Mᵀ M] = E‖M‖² is the trace of F, and that of R ⊗ L is
+        # its square
         trace = float(left.trace()) if keep_trace and left is not None else 1.0
         self.factor = 1 / trace if trace > torch.finfo(point.dtype).tiny else 0.0
         self._eigen: KroneckerSpectrum | None = None
@@ -72,7 +79,8 @@ class KroneckerFisher(FisherOperator):
     ) -> KroneckerFisher:
         """The two second moments of the gradients, scaled to keep the trace.
 
-        F ≈ E[Mᵀ M] ⊗ E[M Mᵀ] / E‖M‖² for gradients M: exact when E[vec M vec Mᵀ] is a Kronecker product.
+        F ≈ E[Mᵀ M] ⊗ E[M Mᵀ] / E‖M‖² for gradients M: exact when E[vec M vec Mᵀ] is a Kronecker
+        product.
 
         ``gradients``: per-sample Riemannian gradients, shape (samples, rows, columns).
         """
@@ -87,7 +95,8 @@ class KroneckerFisher(FisherOperator):
     ) -> FisherOperator:
         if not (isinstance(anchor_batch, KroneckerFisher) and isinstance(batch, KroneckerFisher)):
             return super().variance_reduced(anchor_batch, batch, samples, weight)
-        # on Grassmann, what stays at the anchor turns with the frame: the short factor R becomes Qᵀ R Q
+        # on Grassmann, what stays at the anchor turns with the frame: the short factor R becomes Qᵀ
+        # R Q
         turn = self.manifold.alignment(self.point, batch.point)
         left = _moved(self.left, anchor_batch.left, batch.left, weight, None)
         right = _moved(self.right, anchor_batch.right, batch.right, weight, turn)
@@ -115,14 +124,16 @@ class KroneckerFisher(FisherOperator):
     @override
     def precondition(self, v: Tensor, damping: float) -> Tensor:
         if self._spectrum().is_singular(damping):
-            # a pseudo-inverse would keep CG out of directions that the restriction to the tangent space needs
+            # a pseudo-inverse would keep CG out of directions that the restriction to the tangent
+            # space needs
             return v
         return self._inverse(v, damping)
 
     def precondition_hessian(self, v: Tensor, damping: float) -> Tensor:
         """Precondition a Hessian of which this is the Fisher information, with little trust in small eigenvalues."""
-        # What residuals add to the Hessian is no smaller where the Fisher information is: along its flat directions the
-        # inverse would be far too large. A tenth of the mean eigenvalue bounds it.
+        # What residuals add to the Hessian is no smaller where the Fisher information is: along its
+        # flat directions the inverse would be far too large. A tenth of the mean eigenvalue bounds
+        # it.
         mean = self.factor
         for side in (self.left, self.right):
             mean *= float(side.diagonal().mean()) if side is not None else 1.0

@@ -2,14 +2,18 @@
 
 A likelihood has three parts, for outputs z of shape (samples, ...):
 
-    nll(z, y) = -log p(y | z) up to a constant in y,    F_L(z) = E[s sᵀ] with the score s = ∂ nll/∂z,    draws of y
+    nll(z, y) = -log p(y | z) up to a constant in y,    F_L(z) = E[s sᵀ] with the score s = ∂
+    nll/∂z,    draws of y
 
-It need not be an exponential family in z. For one that is, ``ExponentialFamily`` derives all from its log-partition A,
+It need not be an exponential family in z. For one that is, ``ExponentialFamily`` derives all from
+its log-partition A,
 
-    -log p(y | z) = A(z) - <T(y), z> + const(y),    F_L(z) = ∇²A(z),    KL(z ‖ z') = A(z') - A(z) - <∇A(z), z' - z>,
+    -log p(y | z) = A(z) - <T(y), z> + const(y),    F_L(z) = ∇²A(z),    KL(z ‖ z') = A(z') - A(z) -
+    <∇A(z), z' - z>,
 
-by automatic differentiation. The constant is left out, so that a perfect Gaussian fit has loss 0. The first dimension
-of z counts samples; all others belong to one sample, whose Fisher matrix F_L acts on them together.
+by automatic differentiation. The constant is left out, so that a perfect Gaussian fit has loss 0.
+The first dimension of z counts samples; all others belong to one sample, whose Fisher matrix F_L
+acts on them together.
 """
 
 from __future__ import annotations
@@ -31,8 +35,8 @@ _NODES, _WEIGHTS = (0.5 * part for part in np.polynomial.legendre.leggauss(12))
 class Likelihood(ABC):
     """The distribution of a target given the model's output z, of shape (samples, ...).
 
-    A subclass has ``nll`` and ``sample``, and either ``fisher_weight``, where F_L is diagonal, or ``fisher_vp``.
-    In all methods z holds outputs of the model and y targets, a row per sample.
+    A subclass has ``nll`` and ``sample``, and either ``fisher_weight``, where F_L is diagonal, or
+    ``fisher_vp``. In all methods z holds outputs of the model and y targets, a row per sample.
     """
 
     @abstractmethod
@@ -174,7 +178,9 @@ def _per_sample(values: Tensor) -> Tensor:
 
 
 class Gaussian(ExponentialFamily):
-    """A normal distribution with mean z and known variance: nll = ‖y - z‖² / (2 variance), F_L = I / variance.
+    """A normal distribution with mean z and known variance.
+
+    Nll = ‖y - z‖² / (2 variance), F_L = I / variance.
 
     Args:
         variance: the variance of every output.
@@ -216,7 +222,9 @@ class Gaussian(ExponentialFamily):
 
 
 class Categorical(ExponentialFamily):
-    """A class label from logits z of shape (samples, classes): F_L = diag(p) - p pᵀ, p = softmax(z).
+    """A class label from logits z of shape (samples, classes).
+
+    F_L = diag(p) - p pᵀ, p = softmax(z).
 
     Examples:
         >>> round(Categorical().nll(torch.zeros(1, 4), torch.tensor([2])).item(), 4)
@@ -238,7 +246,8 @@ class Categorical(ExponentialFamily):
         whole = not (y.is_floating_point() or y.is_complex() or y.dtype == torch.bool)
         if not whole or y.shape != z.shape[:-1]:
             raise ValueError(
-                f"y must hold class indices (integers) of shape {tuple(z.shape[:-1])}, got {y.dtype} {tuple(y.shape)}"
+                f"y must hold class indices (integers) of shape {tuple(z.shape[:-1])}, got "
+                f"{y.dtype} {tuple(y.shape)}"
             )
         if y.numel() and not (int(y.min()) >= 0 and int(y.max()) < z.shape[-1]):
             raise ValueError(
@@ -258,7 +267,8 @@ class Categorical(ExponentialFamily):
     @override
     def fisher_vp(self, z: Tensor, v: Tensor) -> Tensor:
         p = self.mean(z)
-        # seen from the likeliest class, whose 1 - p has lost its digits where p is near 1: constants give exactly 0
+        # seen from the likeliest class, whose 1 - p has lost its digits where p is near 1:
+        # constants give exactly 0
         v = v - v.gather(-1, p.argmax(dim=-1, keepdim=True))
         return p * (v - (p * v).sum(dim=-1, keepdim=True))
 
@@ -278,7 +288,9 @@ class Categorical(ExponentialFamily):
 
 
 class Bernoulli(ExponentialFamily):
-    """Independent yes/no outcomes from logits z: F_L = diag(p (1 - p)), p = sigmoid(z). Targets are 0 or 1.
+    """Independent yes/no outcomes from logits z.
+
+    F_L = diag(p (1 - p)), p = sigmoid(z). Targets are 0 or 1.
 
     Examples:
         >>> round(Bernoulli().nll(torch.zeros(1, 1), torch.ones(1, 1)).item(), 4)

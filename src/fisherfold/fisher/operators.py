@@ -1,10 +1,12 @@
 """The Fisher information as a linear operator on the tangent space.
 
-    F^R = (1/N) Σ_i E_{y ~ p(·|z_i)} [grad ψ_i grad ψ_iᵀ] = (1/N) Σ_i J_iᵀ F_L(z_i) J_i,    J_i the Riemannian Jacobian
+    F^R = (1/N) Σ_i E_{y ~ p(·|z_i)} [grad ψ_i grad ψ_iᵀ] = (1/N) Σ_i J_iᵀ F_L(z_i) J_i,    J_i the
+    Riemannian Jacobian
 
-An operator knows its point and its manifold, maps tangent vectors to tangent vectors, is symmetric and positive
-semi-definite, carries the factor 1/N of a mean over samples, and says in ``approximates`` what it stands for. ``solve``
-gives (F + λ I)⁻¹ g on the tangent space by the method that the rule of ``fisherfold.fisher.solve`` picks.
+An operator knows its point and its manifold, maps tangent vectors to tangent vectors, is symmetric
+and positive semi-definite, carries the factor 1/N of a mean over samples, and says in
+``approximates`` what it stands for. ``solve`` gives (F + λ I)⁻¹ g on the tangent space by the
+method that the rule of ``fisherfold.fisher.solve`` picks.
 """
 
 from __future__ import annotations
@@ -37,9 +39,9 @@ from fisherfold.warn import warn
 class FisherOperator(ABC):
     """A symmetric positive semi-definite operator on the tangent space at a point.
 
-    A subclass implements ``_matvec`` for a tangent vector that has been checked. It may offer two things more, which
-    ``solve`` uses: ``rows``, a factor W with F = WᵀW (one row per sample and output), and ``structured_solve``, a
-    direct solver that exploits its structure.
+    A subclass implements ``_matvec`` for a tangent vector that has been checked. It may offer two
+    things more, which ``solve`` uses: ``rows``, a factor W with F = WᵀW (one row per sample and
+    output), and ``structured_solve``, a direct solver that exploits its structure.
 
     Attributes:
         manifold: the manifold.
@@ -48,7 +50,8 @@ class FisherOperator(ABC):
         n_rows: how many rows the factor W has, or None if there is none.
         preconditioner: an operator near this one that is easily inverted, or None.
         targets: those that were drawn for it, a tensor for each draw; None where none are.
-        work: floating point operations of one evaluation of what it is made of, to judge the cost of a product.
+        work: floating point operations of one evaluation of what it is made of, to judge the cost
+            of a product.
     """
 
     approximates: ClassVar[str]
@@ -72,13 +75,16 @@ class FisherOperator(ABC):
         """The product with a tangent vector, not checked."""
 
     def _check_vector(self, v: Tangent, name: str) -> None:
-        """Raise unless ``v`` is one tangent vector: a batch of them would be taken for something else."""
+        """Raise unless ``v`` is one tangent vector.
+
+        A batch of them would be taken for something else.
+        """
         self.manifold.check_tangent(self.point, v, name=name)
         for leaf, like in zip(leaves(reorder_like(v, self.point)), leaves(self.point), strict=True):
             if leaf.shape != like.shape:
                 raise ValueError(
-                    f"{name} must be a single tangent vector like the point, of shape {tuple(like.shape)}, got "
-                    f"{tuple(leaf.shape)}"
+                    f"{name} must be a single tangent vector like the point, of shape "
+                    f"{tuple(like.shape)}, got {tuple(leaf.shape)}"
                 )
 
     def matvec(self, v: Tangent) -> Tangent:
@@ -101,7 +107,10 @@ class FisherOperator(ABC):
         raise TypeError(f"{type(self).__name__} has no factor in sample space")
 
     def in_basis(self, basis: Tensor) -> Tensor:
-        """The matrix <b_i, F b_j> in an orthonormal basis, whose vectors are rows: a product for each of them."""
+        """The matrix <b_i, F b_j> in an orthonormal basis, whose vectors are rows.
+
+        A product for each of them.
+        """
         images = torch.stack([flatten(self._matvec(unflatten(b, self.point))) for b in basis])
         matrix = coordinates(self.manifold, self.point, basis, images)
         return (matrix + matrix.mT) / 2
@@ -111,7 +120,10 @@ class FisherOperator(ABC):
         return None
 
     def precondition(self, v: Tangent, damping: float) -> Tangent:
-        """A cheap approximation of (F + λ I)⁻¹ v for truncated CG: that of ``preconditioner``, else the identity."""
+        """A cheap approximation of (F + λ I)⁻¹ v for truncated CG.
+
+        That of ``preconditioner``, else the identity.
+        """
         return v if self.preconditioner is None else self.preconditioner.precondition(v, damping)
 
     def variance_reduced(
@@ -119,10 +131,11 @@ class FisherOperator(ABC):
     ) -> FisherOperator:
         """This operator over all samples, with the samples of a batch moved to another point.
 
-        ``anchor_batch``: the operator over the batch at this point, of the same drawn targets: what is taken away must
-        be a part of what is there, or the rest were not positive. ``batch``: the operator over the batch at the other
-        point. ``samples``: the indices of the batch, each once. ``weight``: |B|/N, the share of the batch. Returns an
-        operator at the other point; one of the same structure where sums keep it.
+        ``anchor_batch``: the operator over the batch at this point, of the same drawn targets: what
+        is taken away must be a part of what is there, or the rest were not positive. ``batch``: the
+        operator over the batch at the other point. ``samples``: the indices of the batch, each
+        once. ``weight``: |B|/N, the share of the batch. Returns an operator at the other point; one
+        of the same structure where sums keep it.
         """
         return VarianceReducedFisher(self, anchor_batch, batch, weight)
 
@@ -131,9 +144,9 @@ class FisherOperator(ABC):
     ) -> Solution:
         """Solve (F + λ I) d = g on the tangent space and say how.
 
-        ``damping``: λ ≥ 0; with 0 a singular operator is inverted on its range, where ``cg`` needs g to lie.
-        ``method``: ``auto``, ``structured``, ``woodbury``, ``dense``, ``cg`` or ``pinv``. ``**options``:
-        for truncated CG: ``rtol``, ``max_iter``.
+        ``damping``: λ ≥ 0; with 0 a singular operator is inverted on its range, where ``cg`` needs
+        g to lie. ``method``: ``auto``, ``structured``, ``woodbury``, ``dense``, ``cg`` or ``pinv``.
+        ``**options``: for truncated CG: ``rtol``, ``max_iter``.
         """
         self._check_vector(g, "g")
         return solve(self, g, damping, method=method, **options)
@@ -143,8 +156,9 @@ class FisherOperator(ABC):
     ) -> Tangent:
         """Solve (F + λ I) d = g on the tangent space, with a warning where CG has found no solution.
 
-        Without damping a singular F has one for g in its range only. ``auto`` takes ``cg`` for more than 128
-        dimensions, and for operators without a factor W; ``pinv`` gives F† g for any g, by forming a matrix.
+        Without damping a singular F has one for g in its range only. ``auto`` takes ``cg`` for more
+        than 128 dimensions, and for operators without a factor W; ``pinv`` gives F† g for any g, by
+        forming a matrix.
 
         Arguments as of ``solution``.
         """
@@ -154,15 +168,19 @@ class FisherOperator(ABC):
         moved = any(bool(leaf.any()) for leaf in leaves(found.x))
         if found.curvature != "positive" and found.residual > rounding and moved:
             warn(
-                f"cg ended before a direction of {found.curvature} curvature with a relative residual of "
-                f"{found.residual:.1e}: F + λ I with λ = {float(damping):g} is singular or indefinite, and this d is "
-                "no solution; use more damping, or method='pinv' for F† g",
+                f"cg ended before a direction of {found.curvature} curvature with a relative "
+                f"residual of {found.residual:.1e}: F + λ I with λ = {float(damping):g} is "
+                "singular or indefinite, and this d is no solution; use more damping, or "
+                "method='pinv' for F† g",
                 RuntimeWarning,
             )
         return found.x
 
     def dense(self) -> Tensor:
-        """The matrix of the operator on flattened ambient vectors, P F P: the slow reference, for small problems."""
+        """The matrix of the operator on flattened ambient vectors, P F P.
+
+        The slow reference, for small problems.
+        """
         like = flatten(self.point)
         columns = [
             flatten(self._matvec(self.manifold.project(self.point, unflatten(e, self.point))))
@@ -203,7 +221,8 @@ class DenseFisher(FisherOperator):
         skew, largest = (float(part.abs().max()) for part in (matrix - matrix.mT, matrix))
         if skew > tolerance(matrix.dtype) * largest:
             raise ValueError(
-                f"matrix must be symmetric, got entries that differ from their mirror images by up to {skew:.2e}"
+                "matrix must be symmetric, got entries that differ from their mirror images by up "
+                f"to {skew:.2e}"
             )
         self.matrix = matrix
 
@@ -246,8 +265,8 @@ class PreconditionedFisher(FisherOperator):
 class VarianceReducedFisher(FisherOperator):
     """The batch at the iterate, all other samples at the anchor.
 
-    F = w F_B(x) + T [F(x₀) - w F_B(x₀)] T*,  w = |B|/N, T the manifold's transport from x₀ to x and T* its adjoint: for
-    the projection as for the parallel transport, the transport back.
+    F = w F_B(x) + T [F(x₀) - w F_B(x₀)] T*,  w = |B|/N, T the manifold's transport from x₀ to x and
+    T* its adjoint: for the projection as for the parallel transport, the transport back.
     """
 
     approximates = "the samples of the batch at the iterate, all others at the anchor"

@@ -1,9 +1,11 @@
 """Row-block Fisher information of a matrix parameter: every row keeps its own block.
 
-    F ≈ P B P,    (B v)_j = B_j v_j,    B_j = (1/N) Σ_i m_ij m_ijᵀ  for the j-th rows m_ij of the gradients
+    F ≈ P B P,    (B v)_j = B_j v_j,    B_j = (1/N) Σ_i m_ij m_ijᵀ  for the j-th rows m_ij of the
+    gradients
 
-The restriction to the tangent space is exact: the damped solve is the minimum of ½<v, (B + λ)v> - <g, v> over tangent
-vectors. On the oblique manifold it falls apart into rows; on Grassmann(n, p) its multipliers are a p × p matrix S:
+The restriction to the tangent space is exact: the damped solve is the minimum of ½<v, (B + λ)v> -
+<g, v> over tangent vectors. On the oblique manifold it falls apart into rows; on Grassmann(n, p)
+its multipliers are a p × p matrix S:
 
     v_j = (B_j + λ)⁻¹ (g_j - Sᵀ u_j),    Σ_j u_j v_jᵀ = 0    (p² equations for the p² entries of S).
 """
@@ -35,9 +37,10 @@ class RowBlockFisher(FisherOperator):
         point: a matrix of it, without batch dimensions.
         blocks: one symmetric positive semi-definite block per row, shape (rows, columns, columns).
 
-    The damped solve is exact on Euclidean space, on the oblique and on the Grassmann manifold; elsewhere, and on
-    Grassmann where a block is singular and nothing damps it, or so little that the direct solve loses half of its
-    digits, ``solve`` runs CG with the blocks as its preconditioner.
+    The damped solve is exact on Euclidean space, on the oblique and on the Grassmann manifold;
+    elsewhere, and on Grassmann where a block is singular and nothing damps it, or so little that
+    the direct solve loses half of its digits, ``solve`` runs CG with the blocks as its
+    preconditioner.
     """
 
     approximates = (
@@ -119,7 +122,8 @@ class RowBlockFisher(FisherOperator):
         system = (
             (outer.mT @ inverse.flatten(1)).view(p, p, p, p).transpose(1, 2).reshape(p * p, p * p)
         )
-        # positive definite, since the blocks are and x has full rank; blocks that are not finite give NaN, not a crash
+        # positive definite, since the blocks are and x has full rank; blocks that are not finite
+        # give NaN, not a crash
         factors, pivots, _ = torch.linalg.lu_factor_ex(system)
 
         def solve(g: Tensor) -> Tensor:
@@ -137,13 +141,17 @@ class RowBlockFisher(FisherOperator):
             self._preconditioner = (damping, *damped_blocks(self.blocks, damping))
         _, inverse, singular = self._preconditioner
         if singular:
-            # a pseudo-inverse would keep CG out of directions that the restriction to the tangent space needs
+            # a pseudo-inverse would keep CG out of directions that the restriction to the tangent
+            # space needs
             return v
         return self.manifold.project(self.point, apply_blocks(inverse, v))
 
 
 def _complement(x: Tensor, blocks: Tensor) -> Tensor:
-    """P_j B_j P_j + τ_j x_j x_jᵀ for unit rows x_j: decoupled from the normal direction, and regular along it."""
+    """P_j B_j P_j + τ_j x_j x_jᵀ for unit rows x_j.
+
+    Decoupled from the normal direction, and regular along it.
+    """
     size = blocks.diagonal(dim1=1, dim2=2).mean(dim=1)[:, None, None]
     row, column = x.unsqueeze(1), x.unsqueeze(2)
     blocks = blocks - column @ (row @ blocks)

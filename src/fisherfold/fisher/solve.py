@@ -1,15 +1,16 @@
 """Damped solves (F + λ I) d = g on the tangent space.
 
-The rule that picks a method when none is named, with d the dimension of the manifold and R the number of rows of the
-factor W in F = WᵀW (samples times outputs):
+The rule that picks a method when none is named, with d the dimension of the manifold and R the
+number of rows of the factor W in F = WᵀW (samples times outputs):
 
-1. ``structured`` if the operator has a direct solver of its own (Kronecker, row blocks), at the cost of its blocks;
-2. ``woodbury`` if R < d, R ≤ 2048 and the factor fits in memory: R vector-Jacobian products and an R × R eigenproblem;
-3. ``dense`` if d ≤ 128 and the factor fits in memory: its Gram matrix in an orthonormal basis of the tangent space;
-4. ``cg`` otherwise: truncated conjugate gradients, one product a step, nothing is ever formed.
+1. ``structured`` if the operator has a direct solver of its own (Kronecker, row blocks), at the
+cost of its blocks; 2. ``woodbury`` if R < d, R ≤ 2048 and the factor fits in memory: R
+vector-Jacobian products and an R × R eigenproblem; 3. ``dense`` if d ≤ 128 and the factor fits in
+memory: its Gram matrix in an orthonormal basis of the tangent space; 4. ``cg`` otherwise: truncated
+conjugate gradients, one product a step, nothing is ever formed.
 
-Named only: ``pinv``, the pseudo-inverse of the paper's local theory, F† = Jᵀ(JJᵀ)⁻¹ H_L⁻¹ (JJᵀ)⁻¹ J for a Jacobian of
-full row rank.
+Named only: ``pinv``, the pseudo-inverse of the paper's local theory, F† = Jᵀ(JJᵀ)⁻¹ H_L⁻¹ (JJᵀ)⁻¹ J
+for a Jacobian of full row rank.
 """
 
 from __future__ import annotations
@@ -73,8 +74,9 @@ def solve(
 ) -> Solution:
     """Solve (F + λ I) d = g on the tangent space.
 
-    An operator that is not positive semi-definite, such as a Hessian, must be so with λ I for ``dense`` and ``pinv``,
-    which raise torch.linalg.LinAlgError otherwise; ``cg`` says where it has met negative curvature.
+    An operator that is not positive semi-definite, such as a Hessian, must be so with λ I for
+    ``dense`` and ``pinv``, which raise torch.linalg.LinAlgError otherwise; ``cg`` says where it has
+    met negative curvature.
 
     Args:
         operator: the Fisher operator F.
@@ -82,13 +84,15 @@ def solve(
         damping: λ ≥ 0; 0 for ``pinv``.
         method: ``auto`` or a name of ``METHODS``.
         rtol: relative residual at which ``cg`` stops.
-        max_iter: products that ``cg`` may spend; ten times the dimension, at most 1000, if not given.
+        max_iter: products that ``cg`` may spend; ten times the dimension, at most 1000, if not
+            given.
 
     Returns:
         The solution.
 
     Raises:
-        ValueError: if a number is negative or none at all, or the method is unknown or does not apply.
+        ValueError: if a number is negative or none at all, or the method is unknown or does not
+            apply.
     """
     for name, value in (("damping", damping), ("rtol", rtol)):
         number = isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1)
@@ -117,7 +121,8 @@ def solve(
     elif method == "woodbury":
         if operator.n_rows is None or not operator.manifold.ambient_metric:
             raise ValueError(
-                f"{type(operator).__name__} has no factor in sample space; use method='cg' or 'dense'"
+                f"{type(operator).__name__} has no factor in sample space; use method='cg' or "
+                "'dense'"
             )
         x = _in_sample_space(operator, g, damping)
     elif method == "dense":
@@ -138,7 +143,10 @@ def _inner(operator: FisherOperator, u: Tangent, v: Tangent) -> float:
 
 
 def tangent_basis(manifold: Manifold, point: Point) -> Tensor:
-    """An orthonormal basis of the tangent space in the metric of the manifold. For small manifolds."""
+    """An orthonormal basis of the tangent space in the metric of the manifold.
+
+    For small manifolds.
+    """
     return flatten(reorder_like(manifold.tangent_basis(point), manifold.point_shape), batch=1).mT
 
 
@@ -157,7 +165,8 @@ def lowest_curvature(
 ) -> tuple[float, float, Tangent]:
     """The least and the largest eigenvalue that a few Lanczos steps find, and a unit vector of the least.
 
-    ``start``: a tangent vector of positive length. ``steps``: products to spend, at most the dimension.
+    ``start``: a tangent vector of positive length. ``steps``: products to spend, at most the
+    dimension.
     """
     manifold, point = operator.manifold, operator.point
     v = reorder_like(start, point)
@@ -220,8 +229,8 @@ def _in_tangent_basis(operator: FisherOperator, g: Tangent, damping: float) -> T
     if least < 0 and least + damping <= 0:
         # negative curvature that is no rounding, and that the damping has not outweighed
         raise torch.linalg.LinAlgError(  # type: ignore[attr-defined]  # public, but not listed by torch
-            f"F + λ I is not positive definite: F has the eigenvalue {least:.2e} and the damping is {damping:.2e}; "
-            "use more, or method='cg', which stops before such directions"
+            f"F + λ I is not positive definite: F has the eigenvalue {least:.2e} and the damping "
+            f"is {damping:.2e}; use more, or method='cg', which stops before such directions"
         )
     flat = coordinates(operator.manifold, operator.point, basis, flatten(g)[None])[0]
     return unflatten(spectrum.solve(flat, damping) @ basis, operator.point)
@@ -232,7 +241,8 @@ def _in_sample_space(operator: FisherOperator, g: Tangent, damping: float) -> Ta
     rows, flat = operator.rows(), flatten(g)
     spectrum = Spectrum.of_rows(rows)
     d = spectrum.solve(flat, damping)
-    # eigenvectors that come from a Gram matrix lose digits where s is small; refinement gives them back
+    # eigenvectors that come from a Gram matrix lose digits where s is small; refinement gives them
+    # back
     for _ in range(2):
         missing = flat - rows.T @ (rows @ d) - damping * d
         d = d + spectrum.solve(missing, damping, whole=flat)

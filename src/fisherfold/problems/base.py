@@ -2,9 +2,10 @@
 
     Ψ(x) = (1/N) Σ_i ψ_i(x),    ψ_i(x) = -log p(y_i | f(x_i, x))
 
-Batches are index tensors into the N samples; ``None`` means all of them. Every quantity over a batch B carries the
-factor 1/|B|, so that it estimates the one over all samples. A ``Snapshot`` is what variance reduction needs: the full
-quantities at an anchor point, and the corrected batch estimates elsewhere.
+Batches are index tensors into the N samples; ``None`` means all of them. Every quantity over a
+batch B carries the factor 1/|B|, so that it estimates the one over all samples. A ``Snapshot`` is
+what variance reduction needs: the full quantities at an anchor point, and the corrected batch
+estimates elsewhere.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Problem(ABC):
         fisher_kinds: the names that ``fisher`` accepts, the default first.
         random_kinds: those of them that are estimated from drawn targets, anew at every call.
         generator: the source of those targets; ``minimize`` lends that of the run.
-        group: the processes that the samples are shared out over; every quantity is over all of them.
+        group: the processes that the samples are shared out over; every quantity is over all of
+            them.
     """
 
     manifold: Manifold
@@ -76,15 +78,21 @@ class Problem(ABC):
         ``kind``: one of ``fisher_kinds``. Raises NotImplementedError if the problem has none.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} has no Fisher information; use a method without, such as 'trust-region' or 'lbfgs'"
+            f"{type(self).__name__} has no Fisher information; use a method without, such as "
+            "'trust-region' or 'lbfgs'"
         )
 
     def fisher_of_part(self, whole: FisherOperator, batch: Tensor, *, kind: str) -> FisherOperator:
-        """The share of some samples in an operator over all, at its point: of the same drawn targets."""
+        """The share of some samples in an operator over all, at its point.
+
+        Of the same drawn targets.
+        """
         return self.fisher(whole.point, batch, kind=kind)
 
     def hessian(self, x: Point, batch: Tensor | None = None) -> FisherOperator:
-        """The Riemannian Hessian of the loss at ``x``: the kind ``observed`` if there is one, else by autodiff.
+        """The Riemannian Hessian of the loss at ``x``.
+
+        The kind ``observed`` if there is one, else by autodiff.
 
         Returns the operator, which may be indefinite.
         """
@@ -95,13 +103,14 @@ class Problem(ABC):
     def scores(self, x: Point, groups: Any = None) -> FisherOperator:
         """The second moment of the gradients of the samples: the filling of a sandwich.
 
-        ``groups``: a label for every sample, such that samples of different labels are independent; all are if not
-        given. Raises ValueError if the problem has no gradients of single samples, or groups of another length.
+        ``groups``: a label for every sample, such that samples of different labels are independent;
+        all are if not given. Raises ValueError if the problem has no gradients of single samples,
+        or groups of another length.
         """
         if "empirical" not in self.fisher_kinds:
             raise ValueError(
-                f"robust=True needs the gradients of samples (the Fisher kind 'empirical'), {type(self).__name__} has "
-                f"{list(self.fisher_kinds)}"
+                "robust=True needs the gradients of samples (the Fisher kind 'empirical'), "
+                f"{type(self).__name__} has {list(self.fisher_kinds)}"
             )
         found = self.fisher(x, kind="empirical")
         found = found.data if isinstance(found, PriorFisher) else found
@@ -119,7 +128,9 @@ class Problem(ABC):
         return self.loss(x, batch), self.gradient(x, batch)
 
     def loss_rounding(self, x: Point, loss: float) -> float:
-        """The size of the rounding error of a loss: below it, solvers compare gradients instead of losses.
+        """The size of the rounding error of a loss.
+
+        Below it, solvers compare gradients instead of losses.
 
         A problem whose loss is a small difference of large numbers overrides this.
 
@@ -142,8 +153,8 @@ class Problem(ABC):
 
         A problem whose steps are tiny overrides this to fuse them.
 
-        ``step``: η_k as a function of the number of the step, from 0. Returns the point after the last step; steps end
-        where the iterate leaves the finite numbers.
+        ``step``: η_k as a function of the number of the step, from 0. Returns the point after the
+        last step; steps end where the iterate leaves the finite numbers.
         """
         for k, batch in enumerate(batches):
             x = self.manifold.retract(x, scale(-step(k), self.gradient(x, batch)))
@@ -154,8 +165,8 @@ class Problem(ABC):
     def check_representatives(self, x: Point, loss: float) -> None:
         """Raise unless the loss has one value for all representatives of a point of a quotient.
 
-        ``loss``: at ``x``. One random representative is tried, of x and then of a point near it: where a fit is perfect
-        the loss is nothing but rounding.
+        ``loss``: at ``x``. One random representative is tried, of x and then of a point near it:
+        where a fit is perfect the loss is nothing but rounding.
         """
         off = self._off(x, loss)
         if off == 0:
@@ -183,7 +194,8 @@ class Problem(ABC):
     def metrics(self, x: Point) -> dict[str, float]:
         """Further numbers to record in the trace, such as a held-out error.
 
-        Returns names, other than those of the trace itself such as ``loss``, and values; nothing by default.
+        Returns names, other than those of the trace itself such as ``loss``, and values; nothing by
+        default.
         """
         return {}
 
@@ -191,9 +203,10 @@ class Problem(ABC):
 class Snapshot:
     """Variance-reduced estimates around an anchor point x₀ (RSVRG and its natural-gradient form).
 
-    gradient: g = g_B(x) + T(g(x₀) - g_B(x₀)), T the manifold's transport from x₀ to x;
-    Fisher:   F = (|B|/N) F_B(x) + T [F(x₀) - (|B|/N) F_B(x₀)] T*, that is, the samples of the batch are moved to x and
-    all others stay at x₀, which keeps F positive semi-definite; for F a sample that the batch holds twice counts once.
+    gradient: g = g_B(x) + T(g(x₀) - g_B(x₀)), T the manifold's transport from x₀ to x; Fisher:   F
+    = (|B|/N) F_B(x) + T [F(x₀) - (|B|/N) F_B(x₀)] T*, that is, the samples of the batch are moved
+    to x and all others stay at x₀, which keeps F positive semi-definite; for F a sample that the
+    batch holds twice counts once.
     """
 
     def __init__(self, problem: Problem, x: Point) -> None:
@@ -209,7 +222,8 @@ class Snapshot:
         found = combine(
             1.0, self.problem.gradient(x, batch), 1.0, manifold.transport(self.x, x, correction)
         )
-        # near a minimum the parts cancel, and what their rounding has left outside the tangent space would count
+        # near a minimum the parts cancel, and what their rounding has left outside the tangent
+        # space would count
         return manifold.project(x, found)
 
     def fisher(self, x: Point, batch: Tensor, *, kind: str) -> FisherOperator:
@@ -235,12 +249,15 @@ class Snapshot:
         kind: str | None = None,
         damping: float = 0.0,
     ) -> Point:
-        """Make the inner steps of one epoch: x ← R_x(-t d) with d = g, or d = (F + λ I)⁻¹ g when a kind is given.
+        """Make the inner steps of one epoch.
+
+        X ← R_x(-t d) with d = g, or d = (F + λ I)⁻¹ g when a kind is given.
 
         A problem whose steps are tiny overrides this to fuse them.
 
-        ``step``: t. ``kind``: one of the problem's ``fisher_kinds``; None for plain gradient steps. Returns the point
-        after the last step; steps end where the iterate leaves the finite numbers.
+        ``step``: t. ``kind``: one of the problem's ``fisher_kinds``; None for plain gradient steps.
+        Returns the point after the last step; steps end where the iterate leaves the finite
+        numbers.
         """
         manifold = self.problem.manifold
         for batch in batches:
@@ -266,7 +283,8 @@ def cluster_numbers(groups: Any, n_samples: int) -> Tensor:
     found, numbers = np.unique(labels, return_inverse=True)
     if len(found) < 2:
         raise ValueError(
-            "groups must name at least two clusters of samples: one cluster alone says nothing about its variance"
+            "groups must name at least two clusters of samples: one cluster alone says nothing "
+            "about its variance"
         )
     return torch.from_numpy(numbers.astype(np.int64))
 

@@ -1,8 +1,8 @@
 """What loss, gradient and Fisher information at one point share: the one cache of the problems.
 
-A solver asks for the gradient at a point and then for the Fisher information there. Both need the same pass over the
-data, so a problem keeps what it found at its last point, as long as the tensors of that point and of the batch are the
-same objects and have not been written to.
+A solver asks for the gradient at a point and then for the Fisher information there. Both need the
+same pass over the data, so a problem keeps what it found at its last point, as long as the tensors
+of that point and of the batch are the same objects and have not been written to.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ T = TypeVar("T")
 
 
 class LastPoint(Generic[T]):
-    """Something computed at a point, and for a batch, until another is kept. Copies and pickles start empty."""
+    """Something computed at a point, and for a batch, until another is kept.
+
+    Copies and pickles start empty.
+    """
 
     def __init__(self) -> None:
         self._tensors: list[Tensor] = []

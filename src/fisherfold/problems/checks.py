@@ -2,9 +2,9 @@
 
     <g, d> = d/dt Ψ(R_x(t d)) at t = 0,    |KL(x ‖ R_x(t d)) - ½ t² <d, F d>| = O(t³)
 
-The derivative is measured by central differences D(t) with one step of Richardson extrapolation, (4 D(t/2) - D(t))/3,
-together with its error, which is what the gradient may be off by; of the divergence the slope of the error in log-log
-axes is measured. Each check returns a verdict.
+The derivative is measured by central differences D(t) with one step of Richardson extrapolation, (4
+D(t/2) - D(t))/3, together with its error, which is what the gradient may be off by; of the
+divergence the slope of the error in log-log axes is measured. Each check returns a verdict.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def check_gradient(
 ) -> Verdict:
     """Compare a gradient with the derivative of the loss along a retraction.
 
-    In float64 a gradient that is off by 1e-6 of its length is found out, mostly one that is off by 1e-9.
+    In float64 a gradient that is off by 1e-6 of its length is found out, mostly one that is off by
+    1e-9.
 
     Args:
         problem: the problem, in float64.
@@ -80,10 +81,13 @@ def check_fisher(
     kind: str = "exact",
     seed: int = 0,
 ) -> Verdict:
-    """Measure how fast ½ t² <d, F d> becomes the divergence along a retraction: Theorem 1 as a test.
+    """Measure how fast ½ t² <d, F d> becomes the divergence along a retraction.
+
+    Theorem 1 as a test.
 
     Args:
-        problem: the problem, in float64: an ``NLLProblem``, or one of your own with its divergence as ``kl(x, other)``.
+        problem: the problem, in float64: an ``NLLProblem``, or one of your own with its divergence
+            as ``kl(x, other)``.
         x: a point; random if not given.
         d: a tangent vector at ``x``; a random one of unit length if not given.
         kind: the Fisher information to test; only those that are exact can pass.
@@ -99,7 +103,8 @@ def check_fisher(
     if not callable(divergence):
         kind_of = type(problem).__name__
         raise TypeError(
-            f"problem must have its mean divergence as kl(x, other), as NLLProblem has; {kind_of} has none"
+            f"problem must have its mean divergence as kl(x, other), as NLLProblem has; {kind_of} "
+            "has none"
         )
     x, d = _random(problem, x, d, seed)
     manifold = problem.manifold
@@ -115,7 +120,8 @@ def check_fisher(
     steps = [share * t for t in _STEPS]
     divergences = [divergence_at(t) for t in steps]
     errors = [abs(kl - 0.5 * t**2 * length) for t, kl in zip(steps, divergences, strict=True)]
-    # its own rounding, and that of the differences of large numbers that it may be: only steps of no length tell that
+    # its own rounding, and that of the differences of large numbers that it may be: only steps of
+    # no length tell that
     own = eps * max(1.0, _size(x) / steps[0]) * abs(divergences[0])
     noise = 4 * max(
         own, *(abs(divergence_at(t * max(share, 1e10 * eps * _size(x)))) for t in _NO_STEPS)
@@ -158,7 +164,8 @@ def _random(
 ) -> tuple[Point, Tangent]:
     device = "cpu" if x is None else leaves(x)[0].device
     generator = torch.Generator(device=device).manual_seed(seed)
-    # drawn in any case: of the numbers that a given point was made of, on a sphere, no tangent vector would be left
+    # drawn in any case: of the numbers that a given point was made of, on a sphere, no tangent
+    # vector would be left
     drawn = problem.manifold.random_point(generator=generator)
     x = drawn if x is None else x
     return x, problem.manifold.random_tangent(x, generator=generator) if d is None else d

@@ -1,12 +1,13 @@
 """Gaussian models whose mean and covariance both depend on the parameter, from sufficient statistics.
 
-    y_i ~ N(μ(θ), Σ(θ)),  i = 1..n,    Ψ(θ) = ½ [log det Σ + tr Σ⁻¹(S + (ȳ - μ)(ȳ - μ)ᵀ)],    S = Cov(y)
+    y_i ~ N(μ(θ), Σ(θ)),  i = 1..n,    Ψ(θ) = ½ [log det Σ + tr Σ⁻¹(S + (ȳ - μ)(ȳ - μ)ᵀ)],    S =
+    Cov(y)
 
     <v, F v> = dμᵀΣ⁻¹dμ + ½ tr(Σ⁻¹dΣ Σ⁻¹dΣ)    along dμ, dΣ = Dμ[v], DΣ[v]
 
-Factor analysis, probabilistic principal components, structural equations. The cost of a pass does not depend on n.
-Units that have a mean and covariance of their own (mixed models, regressions) are samples of an ``NLLProblem`` with
-``MultivariateGaussian``.
+Factor analysis, probabilistic principal components, structural equations. The cost of a pass does
+not depend on n. Units that have a mean and covariance of their own (mixed models, regressions) are
+samples of an ``NLLProblem`` with ``MultivariateGaussian``.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class GaussianModel(NLLProblem):
     Args:
         manifold: where θ lives.
         moments: a torch function of θ that returns (μ, Σ), of shapes (d,) and (d, d).
-        y: the observations, shape (n, d); fits need their number, mean and covariance only, the sandwich all of them.
+        y: the observations, shape (n, d); fits need their number, mean and covariance only, the
+            sandwich all of them.
 
     Attributes:
         y: the observations.
@@ -52,7 +54,8 @@ class GaussianModel(NLLProblem):
             )
         if not callable(moments):
             raise TypeError(
-                f"moments must be a function of theta that returns (mean, covariance), got {moments!r}"
+                "moments must be a function of theta that returns (mean, covariance), got "
+                f"{moments!r}"
             )
         check_data(y=y)
         self.y = y

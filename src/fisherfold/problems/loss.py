@@ -2,9 +2,10 @@
 
     Ψ(θ) = f(θ)    or    Ψ(θ) = (1/N) Σ_i ℓ(x_i, θ),    θ ∈ M
 
-Gradient, Hessian and, of losses of samples, the empirical Fisher information (1/N) Σ grad ℓ_i grad ℓ_iᵀ come from
-automatic differentiation. If the losses are negative log-likelihoods (a plain cost: that of all data), the Hessian is
-the observed Fisher information and gives standard errors; if not, the sandwich of both does (M-estimation).
+Gradient, Hessian and, of losses of samples, the empirical Fisher information (1/N) Σ grad ℓ_i grad
+ℓ_iᵀ come from automatic differentiation. If the losses are negative log-likelihoods (a plain cost:
+that of all data), the Hessian is the observed Fisher information and gives standard errors; if not,
+the sandwich of both does (M-estimation).
 """
 
 from __future__ import annotations
@@ -38,14 +39,15 @@ from fisherfold.problems.cache import LastPoint
 class LossProblem(Problem):
     """A loss over a manifold, given as a torch function.
 
-    The last evaluation is kept for its point: where ``loss`` closes over data that change, make a new problem.
+    The last evaluation is kept for its point: where ``loss`` closes over data that change, make a
+    new problem.
 
     Args:
         manifold: where θ lives.
-        loss: ``loss(theta)``, a number; with data ``loss(x, theta)``, the losses of a batch of samples, of shape (B,),
-            of which the mean is taken here.
-        x: the samples, a tensor of first dimension N, or several such as ``(inputs, targets)``, which ``loss`` gets as
-            the same tuple; none for a plain cost.
+        loss: ``loss(theta)``, a number; with data ``loss(x, theta)``, the losses of a batch of
+            samples, of shape (B,), of which the mean is taken here.
+        x: the samples, a tensor of first dimension N, or several such as ``(inputs, targets)``,
+            which ``loss`` gets as the same tuple; none for a plain cost.
         chunk_size: samples handled at once when their gradients are formed; all if not given.
     """
 
@@ -138,9 +140,9 @@ class LossProblem(Problem):
     ) -> FisherOperator:
         """The observed or the empirical Fisher information at ``x``.
 
-        ``kind``: ``empirical``, the second moment of the gradients of the samples; ``observed``, the Hessian, from
-        which ``Result.covariance`` takes standard errors. Raises ValueError if the kind is unknown, or empirical and
-        the loss is a plain cost without samples.
+        ``kind``: ``empirical``, the second moment of the gradients of the samples; ``observed``,
+        the Hessian, from which ``Result.covariance`` takes standard errors. Raises ValueError if
+        the kind is unknown, or empirical and the loss is a plain cost without samples.
         """
         check_theta(self.manifold, x, self.inputs)
         if kind not in self.fisher_kinds:
@@ -151,8 +153,8 @@ class LossProblem(Problem):
             return self.hessian(x, batch)
         if not self.inputs:
             raise ValueError(
-                "a plain cost has no samples, and so no empirical Fisher information; use method='trust-region', "
-                "'lbfgs' or 'rcg'"
+                "a plain cost has no samples, and so no empirical Fisher information; use "
+                "method='trust-region', 'lbfgs' or 'rcg'"
             )
         samples = self._samples(batch)
 
@@ -189,8 +191,8 @@ class LossProblem(Problem):
             or not losses.is_floating_point()
         ):
             raise ValueError(
-                f"loss must return one floating number per sample, shape ({count},), whose mean is taken here, got "
-                f"{_form(losses)}"
+                f"loss must return one floating number per sample, shape ({count},), whose mean is "
+                f"taken here, got {_form(losses)}"
             )
         return losses
 

@@ -2,7 +2,8 @@
 
     z_i = f(x_i, θ),    not of other samples, of chance, or of what was computed before
 
-Layers of a network that are known to be none are named; for all others, and for functions, a few samples are run.
+Layers of a network that are known to be none are named; for all others, and for functions, a few
+samples are run.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ BELONGS = (
 @torch.no_grad()
 def check_independence(model: Callable[[Any, Any], Tensor], theta: Point, x: Tensor) -> bool:
     """Raise where the first of a few samples has other outputs alone, or the model cannot do without the others."""
-    # Its Jacobian, taken alone, would then not be that of the loss, and Fisher matrices would be wrong without a word.
-    # A model that only drops the dimension of a single sample is left to those who ask it for one.
+    # Its Jacobian, taken alone, would then not be that of the loss, and Fisher matrices would be
+    # wrong without a word. A model that only drops the dimension of a single sample is left to
+    # those who ask it for one.
     few, whole = x[:FEW], _outputs_of(model, theta, x, FEW)
     rows = len(whole) if isinstance(whole, Tensor) and whole.ndim else 0
     if len(x) < 2 or rows != len(few) or not whole.is_floating_point():
@@ -46,11 +48,13 @@ def check_independence(model: Callable[[Any, Any], Tensor], theta: Point, x: Ten
         return True
     if not _alike(whole, model(few, theta)):
         raise ValueError(
-            "model must give the same outputs twice: nothing in it may be drawn at random, nor written into its inputs"
+            "model must give the same outputs twice: nothing in it may be drawn at random, nor "
+            "written into its inputs"
         )
     raise ValueError(
-        f"model must treat samples independently, got other outputs for the first of {len(few)} alone: means, standard "
-        "deviations and the like over the samples must be computed before, from all of x"
+        f"model must treat samples independently, got other outputs for the first of {len(few)} "
+        "alone: means, standard deviations and the like over the samples must be computed before, "
+        "from all of x"
     )
 
 
@@ -61,7 +65,8 @@ def _outputs_of(model: Callable[[Any, Any], Tensor], theta: Point, x: Tensor, co
     except (RuntimeError, IndexError, ValueError) as error:
         model(x, theta)  # what fails with all samples, too, says so itself
         raise ValueError(
-            f"model must take any number of samples, but fails with the first {count} of {len(x)} ({error}); {BELONGS}"
+            f"model must take any number of samples, but fails with the first {count} of {len(x)} "
+            f"({error}); {BELONGS}"
         ) from error
 
 
@@ -77,7 +82,8 @@ def check_layers(module: nn.Module) -> None:
                 "batch statistics mix the samples" if mixes else "dropout makes the loss random"
             )
             raise ValueError(
-                f"{reason}: {type(part).__name__} {name!r} must be in evaluation mode (module.eval())"
+                f"{reason}: {type(part).__name__} {name!r} must be in evaluation mode "
+                "(module.eval())"
             )
 
 

@@ -4,8 +4,9 @@
 
 with weights w_i, offsets o_i and the negative logarithm π of a prior density, where they are given.
 
-``model(x, theta)`` maps a batch of inputs, shape (B, ...), and the parameter to natural outputs z of shape (B, ...). It
-treats samples independently: row i of z depends on row i of x only. Derivatives come from torch.func.
+``model(x, theta)`` maps a batch of inputs, shape (B, ...), and the parameter to natural outputs z
+of shape (B, ...). It treats samples independently: row i of z depends on row i of x only.
+Derivatives come from torch.func.
 """
 
 from __future__ import annotations
@@ -52,14 +53,16 @@ class NLLProblem(Problem):
 
     Args:
         manifold: where θ lives.
-        model: ``model(x, theta)``, a torch function of a batch of inputs and the parameter that treats samples
-            independently: a batch of one sample has the row that the sample has among others.
+        model: ``model(x, theta)``, a torch function of a batch of inputs and the parameter that
+            treats samples independently: a batch of one sample has the row that the sample has
+            among others.
         likelihood: the distribution of a target given the model's output.
         x: inputs, first dimension N.
         y: targets, first dimension N, in the form that the likelihood takes.
         weights: w_i ≥ 0, one per sample, such as how often it was seen; all 1 if not given.
         offset: o_i, added to the model's output, such as a log exposure.
-        prior: π, a function of the parameter: minus the logarithm of its prior density, for a maximum a posteriori fit.
+        prior: π, a function of the parameter: minus the logarithm of its prior density, for a
+            maximum a posteriori fit.
         draws: targets per sample of the Fisher matrices with drawn targets.
         seed: of those draws outside of ``minimize``, which draws from its own generator.
         chunk_size: samples handled at once when Jacobians are formed; all if not given.
@@ -117,7 +120,8 @@ class NLLProblem(Problem):
             weights.ndim != 1 or bool((weights < 0).any()) or not bool((weights > 0).any())
         ):
             raise ValueError(
-                f"weights must be one number ≥ 0 per sample, not all 0, got shape {tuple(weights.shape)}"
+                "weights must be one number ≥ 0 per sample, not all 0, got shape "
+                f"{tuple(weights.shape)}"
             )
         self.manifold = manifold
         self.model = model
@@ -150,11 +154,13 @@ class NLLProblem(Problem):
         manifolds: Mapping[str, Manifold] | None = None,
         **options: Any,
     ) -> tuple[NLLProblem, dict[str, Tensor]]:
-        """Make the parameters of a network the point θ; those with ``requires_grad=False`` stay as they are.
+        """Make the parameters of a network the point θ.
+
+        Those with ``requires_grad=False`` stay as they are.
 
         Args:
-            module: a network that treats samples independently, and is a function of its parameters: batch norms,
-                dropout and spectral norms in evaluation mode.
+            module: a network that treats samples independently, and is a function of its
+                parameters: batch norms, dropout and spectral norms in evaluation mode.
             likelihood: the distribution of a target given the network's output.
             x: inputs.
             y: targets.
@@ -162,13 +168,13 @@ class NLLProblem(Problem):
             **options: passed on to ``NLLProblem``.
 
         Returns:
-            The problem on the product manifold, and the network's parameters, as they are, for its starting point:
-            those with a manifold must lie on it before ``minimize`` takes them.
+            The problem on the product manifold, and the network's parameters, as they are, for its
+            starting point: those with a manifold must lie on it before ``minimize`` takes them.
 
         Raises:
-            ValueError: if the network has a batch norm or dropout in training mode or nothing to learn, or
-                ``manifolds`` names a parameter that it does not have. What else draws or mixes samples is found at the
-                first evaluation.
+            ValueError: if the network has a batch norm or dropout in training mode or nothing to
+                learn, or ``manifolds`` names a parameter that it does not have. What else draws or
+                mixes samples is found at the first evaluation.
         """
         check_layers(module)
         start = {
@@ -208,7 +214,8 @@ class NLLProblem(Problem):
                 else type(value).__name__
             )
             raise ValueError(
-                f"prior must return one number as a torch tensor, such as 0.5 * theta.square().sum(), got {seen}"
+                "prior must return one number as a torch tensor, such as 0.5 * "
+                f"theta.square().sum(), got {seen}"
             )
         if (
             torch.is_grad_enabled()
@@ -251,8 +258,8 @@ class NLLProblem(Problem):
     ) -> Tangent:
         """The Riemannian gradient of every sample's loss ψ_i, without its weight.
 
-        ``targets``: to take in place of the observed ones. Returns a tangent vector with one more leading dimension,
-        the samples.
+        ``targets``: to take in place of the observed ones. Returns a tangent vector with one more
+        leading dimension, the samples.
         """
         self._check_theta(x)
         self._check_model(x)
@@ -269,7 +276,8 @@ class NLLProblem(Problem):
     def jacobian(self, x: Point, batch: Tensor | None = None) -> Point:
         """The Euclidean Jacobian of the outputs of every sample.
 
-        Returns a tree like the point whose tensors have the leading dimensions (samples, outputs of one sample).
+        Returns a tree like the point whose tensors have the leading dimensions (samples, outputs of
+        one sample).
         """
         return self._jacobian_of(x, self._samples(batch).rows)
 
@@ -297,14 +305,16 @@ class NLLProblem(Problem):
             derivative(one), (None, *(0 for _ in samples)), chunk_size=self.chunk_size
         )
         try:
-            # by plain kernels: those that are fused for attention are batched by a slow loop, with a warning; and under
-            # no_grad() torch (2.13) keeps the wrong factors of torch.linalg.solve for the derivative
+            # by plain kernels: those that are fused for attention are batched by a slow loop, with
+            # a warning; and under no_grad() torch (2.13) keeps the wrong factors of
+            # torch.linalg.solve for the derivative
             with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
                 found = batched(theta, *samples)
             # the graph is that of whatever else in the model could be trained
             return tree_map(Tensor.detach, found)
         except RuntimeError:
-            # recurrent layers, shapes that depend on values and many operations of users have no rule for vmap
+            # recurrent layers, shapes that depend on values and many operations of users have no
+            # rule for vmap
             alone = [_derivative(one, theta, *rows) for rows in zip(*samples, strict=True)]
             return tree_map(lambda *leaf: torch.stack(leaf), *alone)
 
@@ -312,16 +322,19 @@ class NLLProblem(Problem):
     def fisher(
         self, x: Point, batch: Tensor | None = None, *, kind: str = "exact"
     ) -> FisherOperator:
-        """The Fisher information at ``x`` as an operator on the tangent space; with a prior, plus its Hessian over N.
+        """The Fisher information at ``x`` as an operator on the tangent space.
+
+        With a prior, plus its Hessian over N.
 
         Args:
             x: a point of the manifold.
             batch: sample indices; all samples if not given.
-            kind: ``exact``; ``dense`` (the same as a matrix, for small problems); with targets drawn from the model at
-                every call ``monte-carlo``, for a matrix parameter ``kronecker`` and ``row-block`` (from the second
-                moments of its gradients), and ``layers`` (the paper's E[a aᵀ] ⊗ E[g gᵀ], for matrices that the model
-                applies as linear layers); with the observed targets, which make no Fisher information away from the
-                truth, ``empirical``, ``empirical-kronecker`` and ``empirical-row-block``.
+            kind: ``exact``; ``dense`` (the same as a matrix, for small problems); with targets
+                drawn from the model at every call ``monte-carlo``, for a matrix parameter
+                ``kronecker`` and ``row-block`` (from the second moments of its gradients), and
+                ``layers`` (the paper's E[a aᵀ] ⊗ E[g gᵀ], for matrices that the model applies as
+                linear layers); with the observed targets, which make no Fisher information away
+                from the truth, ``empirical``, ``empirical-kronecker`` and ``empirical-row-block``.
 
         Returns:
             The operator.
@@ -396,7 +409,8 @@ class NLLProblem(Problem):
             found.targets = targets
             return found
 
-        # a solver asks for the gradient first: the operator goes on with the graph of that evaluation
+        # a solver asks for the gradient first: the operator goes on with the graph of that
+        # evaluation
         def jacobian(part: slice) -> Point:
             return self._jacobian_of(x, tuple(column[part] for column in data.rows))
 
@@ -547,7 +561,8 @@ def _check_outputs(z: Tensor, inputs: Tensor, offset: Tensor | None = None) -> N
             else ""
         )
         raise ValueError(
-            f"model must return a tensor with one row per sample, ({len(inputs)}, ...), got {seen}{hint}"
+            f"model must return a tensor with one row per sample, ({len(inputs)}, ...), got "
+            f"{seen}{hint}"
         )
     if not z.is_floating_point():
         raise ValueError(f"model must return a floating tensor, got {z.dtype}")

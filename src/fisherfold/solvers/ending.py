@@ -1,11 +1,13 @@
 """Where a run has ended: at a minimum, at a saddle, or on the way to infinity.
 
-A gradient of 0 belongs to saddles as well, and far out on a loss that falls for ever gradients are as small as one
-likes. Both are looked for once, at the end: a direction of negative curvature by a few steps of Lanczos on the Hessian,
+A gradient of 0 belongs to saddles as well, and far out on a loss that falls for ever gradients are
+as small as one likes. Both are looked for once, at the end: a direction of negative curvature by a
+few steps of Lanczos on the Hessian,
 
     Q_k = basis of span{v, Hv, ..., H^k v},  T = Q_kᵀ H Q_k,  least eigenvalue of T < 0,
 
-and a run to infinity, as of separated data, by a last step that is long and still leads downhill when repeated.
+and a run to infinity, as of separated data, by a last step that is long and still leads downhill
+when repeated.
 """
 
 from __future__ import annotations
@@ -35,13 +37,15 @@ STEPS = (5, 20)
 SAMPLES = 4096
 # Curvatures below this many tolerances of the largest one are rounding.
 CURVATURE_UNITS = 100.0
-# A stationary point lies within this share of the size of the point, by the gradient over the curvature.
+# A stationary point lies within this share of the size of the point, by the gradient over the
+# curvature.
 STATIONARY = 1e-2
 # A last step of this share of the point is long; so often it is repeated.
 LONG, REPEATS = 1e-3, 4.0
 # By how much entries have to grow along a step to infinity, as a share of its length.
 GROWTH = 0.25
-# The share of a run that its flattest direction has to be, and that of its curvature that may be left.
+# The share of a run that its flattest direction has to be, and that of its curvature that may be
+# left.
 MAINLY, VANISHED = 0.5, 1e-4
 INFINITY = "its minimum lies at infinity, as that of separated data does; add a prior, or leave parameters out"
 # Trials of a step away from a saddle.
@@ -65,8 +69,9 @@ def judge(problem: Problem, state: State, x0: Point) -> tuple[str, str, Tangent 
     near = state.gradient_norm <= STATIONARY * -least * max(_size(state.x), 1.0)
     if least < -flat and near:
         reason = (
-            f"a saddle: the gradient norm is {state.gradient_norm:.1e}, but the loss falls along a direction of "
-            f"curvature {least:.2e} (the largest seen is {largest:.2e}); escape=True leaves it"
+            f"a saddle: the gradient norm is {state.gradient_norm:.1e}, but the loss falls along a "
+            f"direction of curvature {least:.2e} (the largest seen is {largest:.2e}); escape=True "
+            "leaves it"
         )
         return "saddle", reason, direction
     if (found := _falls_far_out(problem, state, x0, least, direction)) is not None:

@@ -1,7 +1,7 @@
 """What a checkpoint belongs to: a problem, a start and a seed; another one's answer is not resumed.
 
-A problem is known by its manifold and number of samples, and by its loss at two points near the start, which
-stands for all data, weights and priors.
+A problem is known by its manifold and number of samples, and by its loss at two points near the
+start, which stands for all data, weights and priors.
 """
 
 from __future__ import annotations

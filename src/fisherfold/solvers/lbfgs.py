@@ -2,8 +2,9 @@
 
     θ ← R_θ(α d),    d = -B g,    s = T(α d),  y = g_new - T(g)
 
-B is the inverse of the Hessian that the last m pairs (s, y) imply, by the two-loop recursion from γ = <s, y>/<y, y>; T
-carries g and all pairs along. Pairs without clear positive curvature are left out, which keeps B positive definite.
+B is the inverse of the Hessian that the last m pairs (s, y) imply, by the two-loop recursion from γ
+= <s, y>/<y, y>; T carries g and all pairs along. Pairs without clear positive curvature are left
+out, which keeps B positive definite.
 """
 
 from __future__ import annotations
@@ -91,7 +92,10 @@ class LBFGS(Method):
     def _line_search(
         self, state: State, direction: Tangent, slope: float
     ) -> tuple[Point | None, Tangent, int]:
-        """The accepted point, put into the state, or None; the step, and the number of evaluations."""
+        """The accepted point, put into the state, or None.
+
+        The step, and the number of evaluations.
+        """
         x, gradient, alpha = state.x, state.vectors["gradient"], 1.0
         for trials in range(1, MAX_TRIALS + 1):
             move = scale(alpha, direction)

@@ -1,7 +1,7 @@
 """The one outer loop: start or resume, step, record, stop, and return the best point.
 
-Every method runs in it, so that stopping, callbacks, the trace, checkpoints and the treatment of values that are not
-finite are the same for all.
+Every method runs in it, so that stopping, callbacks, the trace, checkpoints and the treatment of
+values that are not finite are the same for all.
 """
 
 from __future__ import annotations
@@ -63,22 +63,29 @@ def minimize(
     Args:
         problem: the problem.
         x0: the starting point.
-        method: ``rngd`` (Algorithm 1, or its fixed-step form with ``step=``), ``rngd-vr`` (variance-reduced),
-            ``rsgd``, ``rsvrg``, ``rcg`` or ``rgd`` (line search), ``trust-region`` (with the Hessian, or a Fisher
-            information), ``lbfgs``.
-        max_iter: the most iterations; one iteration of ``rngd-vr``, ``rsgd`` and ``rsvrg`` is one epoch.
-        stop: a criterion from ``fisherfold.solvers.stopping``, or several joined by ``|`` and ``&``; ``SmallGradient``
-            if not given: for losses of about 1 a gradient norm of 1e-8 (float64) or 1e-4 (float32).
-        callback: called with the state after every iteration; a true value, or a sentence, stops the run, over several
-            processes that of any of them.
+        method: ``rngd`` (Algorithm 1, or its fixed-step form with ``step=``), ``rngd-vr``
+            (variance-reduced), ``rsgd``, ``rsvrg``, ``rcg`` or ``rgd`` (line search),
+            ``trust-region`` (with the Hessian, or a Fisher information), ``lbfgs``.
+        max_iter: the most iterations; one iteration of ``rngd-vr``, ``rsgd`` and ``rsvrg`` is one
+            epoch.
+        stop: a criterion from ``fisherfold.solvers.stopping``, or several joined by ``|`` and
+            ``&``; ``SmallGradient`` if not given: for losses of about 1 a gradient norm of 1e-8
+            (float64) or 1e-4 (float32).
+        callback: called with the state after every iteration; a true value, or a sentence, stops
+            the run, over several processes that of any of them.
         seed: fixes all randomness.
-        evaluate_every: how often a stochastic method evaluates the loss over all samples (not counted as solver time).
+        evaluate_every: how often a stochastic method evaluates the loss over all samples (not
+            counted as solver time).
         verbose: print a line per iteration to standard error.
-        checkpoint: a file to keep the state in; over several processes the first one alone reads and writes it.
-        checkpoint_every: iterations between two checkpoints; one is also written at the end and on an interrupt.
-        resume: go on from the checkpoint if the file exists; it must be of this problem, start, seed and method. A run
-            that found no further step tries again only with other options for the method.
-        tag: kept in the checkpoint, such as a digest of the data; a run goes on only from one with its own tag.
+        checkpoint: a file to keep the state in; over several processes the first one alone reads
+            and writes it.
+        checkpoint_every: iterations between two checkpoints; one is also written at the end and on
+            an interrupt.
+        resume: go on from the checkpoint if the file exists; it must be of this problem, start,
+            seed and method. A run that found no further step tries again only with other options
+            for the method.
+        tag: kept in the checkpoint, such as a digest of the data; a run goes on only from one with
+            its own tag.
         escape: leave saddles along a direction of negative curvature, and go on.
         **options: for the method; see its class in ``fisherfold.solvers``.
 
@@ -172,7 +179,8 @@ def _check_numbers(**counts: tuple[int, int]) -> None:
 def _check_parts(problem: Problem, stop: Criterion | None, callback: object, seed: int) -> None:
     if not isinstance(problem, Problem):
         raise TypeError(
-            f"problem must be a fisherfold.Problem, such as NLLProblem, got {type(problem).__name__}"
+            "problem must be a fisherfold.Problem, such as NLLProblem, got "
+            f"{type(problem).__name__}"
         )
     if stop is not None and not isinstance(stop, Criterion):
         raise TypeError(f"stop must be a criterion such as GradientNorm(1e-6), got {stop!r}")
@@ -272,7 +280,10 @@ def _advance(solver: Method, state: State, evaluate_every: int, max_iter: int) -
 
 
 def _settled(leaf: Tensor) -> Tensor:
-    """In one memory layout, whatever made it, so that a run resumed from a file keeps its bits; without its history."""
+    """In one memory layout, whatever made it, so that a run resumed from a file keeps its bits.
+
+    Without its history.
+    """
     # the same tensor where nothing is to be done: what a problem has kept for it stays valid
     return leaf.detach().contiguous() if leaf.requires_grad or not leaf.is_contiguous() else leaf
 
@@ -280,7 +291,10 @@ def _settled(leaf: Tensor) -> Tensor:
 def _judged(
     solver: Method, state: State, verdict: tuple[str, str] | None, x0: Point, *, escape: bool
 ) -> tuple[str, str] | None:
-    """The verdict, unless the run has ended at a saddle or on the way to infinity; None where it goes on."""
+    """The verdict, unless the run has ended at a saddle or on the way to infinity.
+
+    None where it goes on.
+    """
     problem = solver.problem
     if verdict is None or verdict[0] not in {"converged", "stalled"} or not is_judged(problem):
         return verdict
@@ -296,7 +310,10 @@ def _judged(
 
 
 def _conclude(solver: Method, state: State) -> None:
-    """A run that a budget or a callback ends between two evaluations: its last iterate may be the best one."""
+    """A run that a budget or a callback ends between two evaluations.
+
+    Its last iterate may be the best one.
+    """
     if not solver.exact and math.isnan(state.loss):
         solver.evaluate(state)
         _record(solver.problem, state)
@@ -317,7 +334,8 @@ def _record(problem: Problem, state: State) -> None:
     # criteria read the loss and the acceptance of a step in the trace
     if taken := sorted({*row, "accepted"} & set(metrics)):
         raise ValueError(
-            f"metrics of the problem must have names of their own, got {taken}, columns of the trace"
+            f"metrics of the problem must have names of their own, got {taken}, columns of the "
+            "trace"
         )
     state.trace.rows.append(row | metrics)
     if state.loss < state.best_loss:
@@ -350,14 +368,18 @@ def _advice(state: State) -> str:
         return f"{norm}, the noise of the batches: take larger ones, or batch_size as a function that grows"
     if not ("rho" in last or "trials" in last):
         return f"{norm} and has ceased to fall: take smaller steps, or method='rngd'"
-    # gradients may rise on the way through a valley, in which the loss of these methods falls all the same
+    # gradients may rise on the way through a valley, in which the loss of these methods falls all
+    # the same
     if rows[-1 - lately]["loss"] - last["loss"] > 1e-4 * (rows[0]["loss"] - last["loss"]):
         return f"{norm} and the loss still falls: raise max_iter, or start again from result.last"
     return f"{norm} and has ceased to fall: try another start, or method='trust-region'"
 
 
 def _agreed(group: Group, verdict: tuple[str, str] | None) -> tuple[str, str] | None:
-    """One verdict on all processes: clocks and callbacks may differ, and who goes on alone would wait for ever."""
+    """One verdict on all processes.
+
+    Clocks and callbacks may differ, and who goes on alone would wait for ever.
+    """
     if group.size == 1 or not bool(
         group.largest(torch.tensor(verdict is not None, dtype=torch.int64))
     ):

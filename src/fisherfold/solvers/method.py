@@ -47,11 +47,17 @@ class Method(ABC):
         """Make one iteration."""
 
     def retreat(self, state: State) -> None:
-        """Go back to the best point after a step to one whose full loss is not finite; a method shortens its steps."""
+        """Go back to the best point after a step to one whose full loss is not finite.
+
+        A method shortens its steps.
+        """
         state.x = state.best
 
     def is_over(self, state: State) -> bool:
-        """Whether no step can be made from the iterate: its gradient is 0, or not finite, which is a failure."""
+        """Whether no step can be made from the iterate.
+
+        Its gradient is 0, or not finite, which is a failure.
+        """
         if not math.isfinite(state.gradient_norm):
             state.failure = ("non_finite", "the gradient at the iterate is not finite")
         return state.gradient_norm == 0 or state.failure is not None
@@ -85,7 +91,8 @@ class Method(ABC):
 
     def curvature(self, state: State) -> float:
         """The curvature κ of the loss along its gradient, from gradients ahead, the last where κ puts the minimum."""
-        # Over a step that is too short the gradient changes by rounding only; that says no more than how far to look.
+        # Over a step that is too short the gradient changes by rounding only; that says no more
+        # than how far to look.
         x, gradient = state.x, self.problem.gradient(state.x)
         state.samples += self.problem.n_samples
         norm, size = self.norm(x, gradient), math.hypot(*(float(leaf.norm()) for leaf in leaves(x)))
@@ -116,7 +123,8 @@ class Method(ABC):
 
     def fall(self, x: Point, y: Point, move: Tangent, here: Tangent, there: Tangent) -> float:
         """How far the loss falls in a step, from the slopes at both ends, to third order."""
-        # Near a minimum losses differ by less than their rounding (``Problem.loss_rounding``); gradients still tell.
+        # Near a minimum losses differ by less than their rounding (``Problem.loss_rounding``);
+        # gradients still tell.
         ahead = self.inner(y, there, self.manifold.transport(x, y, move))
         return -0.5 * (self.inner(x, here, move) + ahead)
 
@@ -207,7 +215,8 @@ class Stochastic(Method):
     Args:
         problem: the problem.
         batch_size: samples per step; one tenth of the samples if not given.
-        sampling: ``shuffle`` (every sample once per epoch; so it is if not given) or ``replacement``.
+        sampling: ``shuffle`` (every sample once per epoch; so it is if not given) or
+            ``replacement``.
         stream: recorded sample indices, shape (epochs, draws), in place of ``sampling``.
         max_rejections: so many spoilt epochs end the run.
     """

@@ -1,9 +1,11 @@
 """Riemannian conjugate gradients and gradient descent, both with a line search.
 
-    θ ← R_θ(α d),    d = -g + β T(d_old),    β = max(0, <g, y> / <T(d_old), y>),  y = g - T(g_old)    (Hestenes-Stiefel)
+    θ ← R_θ(α d),    d = -g + β T(d_old),    β = max(0, <g, y> / <T(d_old), y>),  y = g - T(g_old)
+    (Hestenes-Stiefel)
 
-The step α comes from backtracking that remembers what worked: a step accepted at once is doubled for the next search.
-Near a minimum, where losses differ by rounding only, the fall along a step is taken from the slopes at its ends.
+The step α comes from backtracking that remembers what worked: a step accepted at once is doubled
+for the next search. Near a minimum, where losses differ by rounding only, the fall along a step is
+taken from the slopes at its ends.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from fisherfold.manifolds.base import Point, Tangent, combine, is_finite, leaves
 from fisherfold.solvers.method import FIRST_STEP, MAX_TRIALS, Method
 from fisherfold.solvers.state import State
 
-# the fraction of the linear prediction that a step must achieve (Armijo), and the factor of a shorter one
+# the fraction of the linear prediction that a step must achieve (Armijo), and the factor of a
+# shorter one
 SUFFICIENT, CONTRACTION = 0.5, 0.5
 # a step shorter than this share of the point changes it by rounding only
 SHORTEST_STEP = 1e-12
@@ -44,14 +47,16 @@ class RCG(Method):
         x, gradient, direction = state.x, state.vectors["gradient"], state.vectors["direction"]
         if self.is_over(state):
             return
-        # of the unit gradient: in float32 squares of gradients below 1e-22 are 0, a slope at which any step will do
+        # of the unit gradient: in float32 squares of gradients below 1e-22 are 0, a slope at which
+        # any step will do
         unit = scale(1 / state.gradient_norm, gradient)
         slope = state.gradient_norm * self.inner(x, unit, direction)
         trial, trials, finite = self._line_search(state, direction, slope)
         if trial is None:
             state.numbers["restarted"] += 1
             if state.numbers["restarted"] == 1:
-                # the direction or the remembered step was bad: one more try along the gradient itself
+                # the direction or the remembered step was bad: one more try along the gradient
+                # itself
                 state.vectors["direction"] = scale(-1.0, gradient)
                 state.numbers["alpha"] = FIRST_STEP / state.gradient_norm
             shortest = self._shortest(x, state.vectors["direction"])
@@ -84,7 +89,10 @@ class RCG(Method):
     def _line_search(
         self, state: State, direction: Tangent, slope: float
     ) -> tuple[Point | None, int, bool]:
-        """The accepted point or None, the number of loss evaluations, and whether any was finite; moves α on."""
+        """The accepted point or None, the number of loss evaluations, and whether any was finite.
+
+        Moves α on.
+        """
         alpha, shortest, finite = state.numbers["alpha"], self._shortest(state.x, direction), False
         for trials in range(1, MAX_TRIALS + 1):
             trial = self.manifold.retract(state.x, scale(alpha, direction))
@@ -98,7 +106,8 @@ class RCG(Method):
                 fallen = state.loss - loss
             enough = fallen >= -SUFFICIENT * alpha * slope
             if enough or (trials == MAX_TRIALS and loss < state.loss):
-                # on average one extra evaluation: push when it went well or after a long retreat, else keep the pace
+                # on average one extra evaluation: push when it went well or after a long retreat,
+                # else keep the pace
                 state.numbers["alpha"] = alpha if trials == 2 else 2 * alpha
                 return trial, trials, finite
             alpha *= CONTRACTION

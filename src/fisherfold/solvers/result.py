@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     import pandas
     import polars
 
-# Solves are preconditioned by a matrix up to this dimension, made from so many samples per dimension.
+# Solves are preconditioned by a matrix up to this dimension, made from so many samples per
+# dimension.
 LARGEST_NEARBY = 1000
 SAMPLES_PER_DIMENSION = 20
 
@@ -30,10 +31,10 @@ SAMPLES_PER_DIMENSION = 20
 class Trace:
     """One row per iteration; the columns depend on the method.
 
-    Always there: ``iteration``; ``samples``, the sample gradients evaluated so far, by criteria as well;
-    ``products``, the sample Fisher products so far; ``seconds`` of solver time; ``loss`` and ``gradient_norm`` over all
-    samples (NaN in rows of a stochastic method where they were not evaluated). ``rngd`` adds ``rho``, ``sigma`` and
-    ``accepted``; the problem's metrics follow.
+    Always there: ``iteration``; ``samples``, the sample gradients evaluated so far, by criteria as
+    well; ``products``, the sample Fisher products so far; ``seconds`` of solver time; ``loss`` and
+    ``gradient_norm`` over all samples (NaN in rows of a stochastic method where they were not
+    evaluated). ``rngd`` adds ``rho``, ``sigma`` and ``accepted``; the problem's metrics follow.
 
     Attributes:
         rows: the rows as dictionaries.
@@ -75,12 +76,14 @@ class Result:
     """The outcome of ``minimize``.
 
     Attributes:
-        x: the best point: the one with the lowest loss over all samples that was seen; of a run that converged the one
-            that met the criterion, unless another was lower by more than rounding.
+        x: the best point: the one with the lowest loss over all samples that was seen; of a run
+            that converged the one that met the criterion, unless another was lower by more than
+            rounding.
         value: the loss there.
-        status: ``converged`` (a stopping criterion on the solution), ``stopped`` (a budget, a callback), ``max_iter``,
-            ``stalled`` (no acceptable step was found), ``non_finite`` (only infinite or NaN values ahead), ``saddle``
-            (the gradient is 0, and the loss falls along a direction) or ``unbounded`` (its minimum lies at infinity).
+        status: ``converged`` (a stopping criterion on the solution), ``stopped`` (a budget, a
+            callback), ``max_iter``, ``stalled`` (no acceptable step was found), ``non_finite``
+            (only infinite or NaN values ahead), ``saddle`` (the gradient is 0, and the loss falls
+            along a direction) or ``unbounded`` (its minimum lies at infinity).
         message: the reason in a sentence.
         trace: the table of the run.
         iterations: how many were made.
@@ -113,27 +116,29 @@ class Result:
     ) -> Any:
         """The covariance of the estimate, from the information on the tangent space at ``x``.
 
-        That of maximum likelihood needs a loss that is a mean negative log-likelihood, at its minimum, of a model that
-        is right; the sandwich (``robust=True``) any mean of losses. A prior of the problem counts as data. Warns if the
-        minimum is more than a tenth of a standard error away, or the run has not ended at one.
+        That of maximum likelihood needs a loss that is a mean negative log-likelihood, at its
+        minimum, of a model that is right; the sandwich (``robust=True``) any mean of losses. A
+        prior of the problem counts as data. Warns if the minimum is more than a tenth of a standard
+        error away, or the run has not ended at one.
 
         Args:
             f: a torch function of the point; its covariance follows by the delta method.
-            information: ``expected``, the model's Fisher information; ``observed``, the Hessian of the loss; the
-                expected one where the problem has it, if not given.
-            robust: the sandwich H⁻¹ S H⁻¹ of the Hessian and the second moment of the observed gradients, right even
-                where the likelihood is not.
-            groups: a label for every sample; samples of one label may depend on each other. Only with ``robust``.
-            dispersion: a factor, such as the residual variance of a ``Gaussian()`` whose variance 1 was a placeholder;
-                not with ``robust``, whose observed gradients contain it.
+            information: ``expected``, the model's Fisher information; ``observed``, the Hessian of
+                the loss; the expected one where the problem has it, if not given.
+            robust: the sandwich H⁻¹ S H⁻¹ of the Hessian and the second moment of the observed
+                gradients, right even where the likelihood is not.
+            groups: a label for every sample; samples of one label may depend on each other. Only
+                with ``robust``.
+            dispersion: a factor, such as the residual variance of a ``Gaussian()`` whose variance 1
+                was a placeholder; not with ``robust``, whose observed gradients contain it.
 
         Returns:
-            A ``fisherfold.fisher.Covariance`` with standard errors, intervals and confidence regions; with f the
-            covariance matrix of its entries.
+            A ``fisherfold.fisher.Covariance`` with standard errors, intervals and confidence
+            regions; with f the covariance matrix of its entries.
 
         Raises:
-            ValueError: if the result has no problem with it, the curvature at the estimate is negative, or f changes
-                along directions that data do not identify.
+            ValueError: if the result has no problem with it, the curvature at the estimate is
+                negative, or f changes along directions that data do not identify.
         """
         if self.problem is None:
             raise ValueError("this result does not know its problem; results of minimize do")
@@ -141,16 +146,18 @@ class Result:
             raise ValueError(f"dispersion must be a positive number, got {dispersion}")
         if information not in (None, "expected", "observed"):
             raise ValueError(
-                f"information must be 'expected' or 'observed', got {information!r}; robust=True gives the sandwich"
+                f"information must be 'expected' or 'observed', got {information!r}; robust=True "
+                "gives the sandwich"
             )
         if robust and dispersion != 1:
             raise ValueError(
-                f"robust=True takes the dispersion from the observed gradients; leave out dispersion={dispersion}"
+                "robust=True takes the dispersion from the observed gradients; leave out "
+                f"dispersion={dispersion}"
             )
         if robust and information == "expected":
             raise ValueError(
-                "robust=True does not trust the model, whose expected information is of no use to it; leave out "
-                "information='expected'"
+                "robust=True does not trust the model, whose expected information is of no use to "
+                "it; leave out information='expected'"
             )
         if groups is not None and not robust:
             raise ValueError("groups are for the sandwich; add robust=True")
@@ -161,8 +168,8 @@ class Result:
         observed = robust or information == "observed" or kind == "observed"
         if information == "expected" and kind == "observed":
             raise ValueError(
-                f"{type(problem).__name__} has no expected information, which takes a likelihood; use NLLProblem, or "
-                "information='observed'"
+                f"{type(problem).__name__} has no expected information, which takes a likelihood; "
+                "use NLLProblem, or information='observed'"
             )
         scores = problem.scores(self.x, groups) if robust else None
         found = covariance(

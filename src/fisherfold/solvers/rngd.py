@@ -2,17 +2,20 @@
 
 At θ_k, from estimates g_k, F_k on a batch and with λ_k = σ_k ‖g_k‖:
 
-    d_k = -(F_k + λ_k I)⁻¹ g_k,    z_k = R_{θ_k}(d_k),    ρ_k = (Ψ(z_k) - Ψ(θ_k)) / (m_k(d_k) - Ψ(θ_k))
+    d_k = -(F_k + λ_k I)⁻¹ g_k,    z_k = R_{θ_k}(d_k),
+    ρ_k = (Ψ(z_k) - Ψ(θ_k)) / (m_k(d_k) - Ψ(θ_k))
 
-Accept z_k when ρ_k ≥ η₁ and ‖g_k‖ ≥ η₂/σ_k, then σ ← max(σ_min, σ/γ); else stay and σ ← γσ. With η₃ > 0 an accepted
-step lowers σ only if ρ_k ≥ η₃, and raises it if ρ_k < η₃/3, as trust regions do; the paper has η₃ = 0.
+Accept z_k when ρ_k ≥ η₁ and ‖g_k‖ ≥ η₂/σ_k, then σ ← max(σ_min, σ/γ); else stay and σ ← γσ. With η₃
+> 0 an accepted step lowers σ only if ρ_k ≥ η₃, and raises it if ρ_k < η₃/3, as trust regions do;
+the paper has η₃ = 0.
 
-On batches both losses in ρ_k come from a second batch that g_k and F_k have not seen: on their own batch nearly every
-step looks good, σ falls to its minimum, and half of the steps raise the loss over all samples.
+On batches both losses in ρ_k come from a second batch that g_k and F_k have not seen: on their own
+batch nearly every step looks good, σ falls to its minimum, and half of the steps raise the loss
+over all samples.
 
-On batches of a fixed size noise decides sooner or later, and log σ would be a random walk. After n turns, which are
-rejections that follow an acceptance and the reverse, σ moves by γ^(1/(1 + n/10)) instead: Kesten's rule of stochastic
-approximation, by which σ tends to a power of n.
+On batches of a fixed size noise decides sooner or later, and log σ would be a random walk. After n
+turns, which are rejections that follow an acceptance and the reverse, σ moves by γ^(1/(1 + n/10))
+instead: Kesten's rule of stochastic approximation, by which σ tends to a power of n.
 """
 
 from __future__ import annotations
@@ -45,38 +48,45 @@ from fisherfold.warn import warn
 
 RELATIVE_DAMPING = 1e-2
 LEAST_SIGMA = 1e-6
-# rounding of a gradient, in units of the precision: its square over the curvature is a fall of the loss
+# rounding of a gradient, in units of the precision: its square over the curvature is a fall of the
+# loss
 GRADIENT_ROUNDING = 1e2
 # turns of σ after which its moves on batches are half as long
 TURNS = 10
 
 
 class RNGD(Method):
-    """Algorithm 1, deterministic or on batches; with ``step`` its fixed-step form without acceptance test.
+    """Algorithm 1, deterministic or on batches.
+
+    With ``step`` its fixed-step form without acceptance test.
 
     Args:
         problem: the problem.
         fisher: one of the problem's ``fisher_kinds``; the first if not given.
-        batch_size: samples per estimate, or a function of the iteration (for growing accuracy; what is beyond
-            all samples means all); all if not given.
-        test_batch: samples of the second batch, on which ρ is measured: a number, or a function of the iteration; as
-            many as ``batch_size`` if not given. ``"same"`` measures ρ on the batch of the gradient itself, which is not
-            a test.
-        sigma: σ₀, the first regularisation over the gradient norm; if not given, such that λ₀ is a hundredth of the
-            curvature <g, F g>/<g, g> along the first gradient, whatever the units of the problem.
-        sigma_min: the least σ; 1e-6 if not given, or σ₀ where that is less, as it is in large units.
+        batch_size: samples per estimate, or a function of the iteration (for growing accuracy; what
+            is beyond all samples means all); all if not given.
+        test_batch: samples of the second batch, on which ρ is measured: a number, or a function of
+            the iteration; as many as ``batch_size`` if not given. ``"same"`` measures ρ on the
+            batch of the gradient itself, which is not a test.
+        sigma: σ₀, the first regularisation over the gradient norm; if not given, such that λ₀ is a
+            hundredth of the curvature <g, F g>/<g, g> along the first gradient, whatever the units
+            of the problem.
+        sigma_min: the least σ; 1e-6 if not given, or σ₀ where that is less, as it is in large
+            units.
         eta1: the least ratio ρ of an accepted step; 0.1 if not given.
-        eta2: steps are accepted while ‖g‖ ≥ η₂/σ; the theory wants it large, practice 0, as it is if not given.
-        eta3: from which ρ on an accepted step lowers σ; below a third of it σ rises. 0.75 if not given, and 0, which is
-            the paper's rule, on batches. With that rule the step after a poor one, but accepted, is often rejected.
-        gamma: the factor by which σ moves, less and less on batches of a fixed size; in the fixed-step form that by
-            which steps are shortened where one has left the finite numbers.
-        solve: how the damped system is solved; ``auto`` or a name of ``fisherfold.fisher.solve.METHODS``;
-            ``pinv``, which has no damping, only with ``step``.
-        forcing: CG stops at the relative residual min(forcing, 0.9 (‖g_k‖/‖g_{k-1}‖)^1.618), the rule of Eisenstat and
-            Walker: no more accuracy than the outer convergence can use.
-        step: a fixed step t, or a schedule t(k): then d is scaled by t and always taken; σ and η, which have no say
-            there, are errors with it.
+        eta2: steps are accepted while ‖g‖ ≥ η₂/σ; the theory wants it large, practice 0, as it is
+            if not given.
+        eta3: from which ρ on an accepted step lowers σ; below a third of it σ rises. 0.75 if not
+            given, and 0, which is the paper's rule, on batches. With that rule the step after a
+            poor one, but accepted, is often rejected.
+        gamma: the factor by which σ moves, less and less on batches of a fixed size; in the
+            fixed-step form that by which steps are shortened where one has left the finite numbers.
+        solve: how the damped system is solved; ``auto`` or a name of
+            ``fisherfold.fisher.solve.METHODS``; ``pinv``, which has no damping, only with ``step``.
+        forcing: CG stops at the relative residual min(forcing, 0.9 (‖g_k‖/‖g_{k-1}‖)^1.618), the
+            rule of Eisenstat and Walker: no more accuracy than the outer convergence can use.
+        step: a fixed step t, or a schedule t(k): then d is scaled by t and always taken; σ and η,
+            which have no say there, are errors with it.
         damping: λ of the fixed-step form; an error without ``step``, where λ_k = σ_k ‖g_k‖.
         max_rejections: so many rejections in a row end the run.
     """
@@ -120,7 +130,8 @@ class RNGD(Method):
         self.exact = batch_size is None or batch_size == problem.n_samples
         if self.exact and test_batch is not None:
             raise ValueError(
-                f"test_batch is for runs on batches, with batch_size=, got test_batch={test_batch!r}"
+                "test_batch is for runs on batches, with batch_size=, got "
+                f"test_batch={test_batch!r}"
             )
         self.test_batch = batch_size if test_batch is None else test_batch
         self.sigma = None if sigma is None else positive("sigma", sigma)
@@ -144,18 +155,21 @@ class RNGD(Method):
         self.damping = damping if callable(damping) else positive("damping", damping, zero=True)
         if step is None and self.damping != 0:
             raise ValueError(
-                f"damping is for the fixed-step form, with step=; without it λ is σ‖g‖, got {damping}"
+                "damping is for the fixed-step form, with step=; without it λ is σ‖g‖, got "
+                f"{damping}"
             )
         if solve == "pinv" and (step is None or self.damping != 0):
             raise ValueError(
-                "solve='pinv' has no damping: it is for the fixed-step form, with step= and damping=0"
+                "solve='pinv' has no damping: it is for the fixed-step form, with step= and "
+                "damping=0"
             )
         self.max_rejections = at_least_one("max_rejections", max_rejections)
         self._operator: LastPoint[FisherOperator] = LastPoint()
         if self.manifold.retraction_order < 2:
             warn(
-                f"the retraction {self.manifold.retraction!r} of {self.manifold!r} is of first order; the theory of "
-                "rngd asks for second order, since the model m_k else misses the curve's own acceleration",
+                f"the retraction {self.manifold.retraction!r} of {self.manifold!r} is of first "
+                "order; the theory of rngd asks for second order, since the model m_k else misses "
+                "the curve's own acceleration",
             )
 
     @override
@@ -191,7 +205,8 @@ class RNGD(Method):
         trial = self.manifold.retract(state.x, move)
         rho = math.nan
         if is_finite(trial):
-            # m(0) - m(-t d) = t <g, d> - ½ t² <(F + λ)d, d>, and the last product is 2 (<g, d> - decrease)
+            # m(0) - m(-t d) = t <g, d> - ½ t² <(F + λ)d, d>, and the last product is 2 (<g, d> -
+            # decrease)
             slope = self.inner(state.x, gradient, solution.x)
             predicted = length * slope - length**2 * (slope - solution.decrease)
             if self.exact:
@@ -253,7 +268,8 @@ class RNGD(Method):
             natural = RELATIVE_DAMPING * curvature / norm if math.isfinite(curvature) else 1.0
             first = max(self.sigma_min or 0.0, natural if natural > 0 else LEAST_SIGMA)
             state.numbers["sigma"] = state.numbers["first_sigma"] = first
-        # a loss without lower bound has gradients of any size: more damping than there are numbers is the largest one
+        # a loss without lower bound has gradients of any size: more damping than there are numbers
+        # is the largest one
         return min(state.numbers["sigma"] * norm, torch.finfo(leaves(state.x)[0].dtype).max), 1.0
 
     def _direction(
@@ -280,7 +296,10 @@ class RNGD(Method):
         return solution
 
     def _test(self, state: State, trial: Point, move: Tangent, predicted: float) -> float:
-        """Algorithm 1's test over all samples, and the gradient for the next iteration. Returns ρ."""
+        """Algorithm 1's test over all samples, and the gradient for the next iteration.
+
+        Returns ρ.
+        """
         before, norm = state.vectors["gradient"], state.gradient_norm
         value, gradient = self.problem.loss_and_gradient(trial)
         loss = float(value)
@@ -292,8 +311,8 @@ class RNGD(Method):
             self.problem.loss_rounding(state.x, state.loss),
             torch.finfo(leaves(trial)[0].dtype).eps,
         )
-        # where losses no longer tell a fall from a rise gradients do, down to their own rounding: with the same guard
-        # on both falls ρ tends to 1 there instead of noise
+        # where losses no longer tell a fall from a rise gradients do, down to their own rounding:
+        # with the same guard on both falls ρ tends to 1 there instead of noise
         guard = GRADIENT_ROUNDING**2 * eps * rounding / LOSS_ROUNDING
         fallen = state.loss - loss
         if predicted <= rounding:
@@ -386,6 +405,6 @@ def _refuse_unused(**given: object) -> None:
     for name, value in given.items():
         if value is not None:
             raise ValueError(
-                f"{name} is for Algorithm 1, without step=; the fixed-step form takes every step, with damping=, "
-                f"got {name}={value}"
+                f"{name} is for Algorithm 1, without step=; the fixed-step form takes every step, "
+                f"with damping=, got {name}={value}"
             )

@@ -18,13 +18,16 @@ from fisherfold.solvers.state import State
 
 
 class RSGD(Stochastic):
-    """Stochastic gradient steps; an epoch that leaves the finite numbers is repeated with a quarter of the step.
+    """Stochastic gradient steps.
+
+    An epoch that leaves the finite numbers is repeated with a quarter of the step.
 
     Args:
         problem: the problem.
         step: η₀.
         decay: δ of the schedule.
-        **options: ``batch_size``, ``sampling``, ``stream`` and ``max_rejections``, as of ``Stochastic``.
+        **options: ``batch_size``, ``sampling``, ``stream`` and ``max_rejections``, as of
+            ``Stochastic``.
     """
 
     name: ClassVar[str] = "rsgd"

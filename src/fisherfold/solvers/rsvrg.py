@@ -1,4 +1,6 @@
-"""Variance reduction around a snapshot: RSVRG, and RNGD with variance-reduced gradient and Fisher information.
+"""Variance reduction around a snapshot.
+
+RSVRG, and RNGD with variance-reduced gradient and Fisher information.
 
 One iteration is one outer epoch: a full pass at the snapshot θ₀, then one pass of inner steps
 
@@ -25,13 +27,14 @@ from fisherfold.solvers.state import State
 class RSVRG(Stochastic):
     """Variance-reduced stochastic gradient steps of fixed size.
 
-    An epoch that ends in values that are not finite is repeated from its snapshot with a quarter of the step;
-    ``max_rejections`` of them in a row end the run.
+    An epoch that ends in values that are not finite is repeated from its snapshot with a quarter of
+    the step; ``max_rejections`` of them in a row end the run.
 
     Args:
         problem: the problem.
         step: t, a number or a function of the epoch.
-        **options: ``batch_size``, ``sampling``, ``stream`` and ``max_rejections``, as of ``Stochastic``.
+        **options: ``batch_size``, ``sampling``, ``stream`` and ``max_rejections``, as of
+            ``Stochastic``.
     """
 
     name: ClassVar[str] = "rsvrg"
@@ -81,8 +84,8 @@ class RSVRG(Stochastic):
 class RNGDVR(RSVRG):
     """RNGD with variance-reduced gradient and Fisher information, as in the paper's first two experiments.
 
-    ``fisher`` is one of the problem's ``fisher_kinds``, the first if not given; ``damping`` is λ, a number or a
-    function of the epoch. All other options are those of ``RSVRG``.
+    ``fisher`` is one of the problem's ``fisher_kinds``, the first if not given; ``damping`` is λ, a
+    number or a function of the epoch. All other options are those of ``RSVRG``.
     """
 
     name: ClassVar[str] = "rngd-vr"

@@ -1,6 +1,7 @@
 """What a method carries from one iteration to the next, and how it is kept in a file.
 
-Everything is in tensors and plain numbers, so that a run resumed from a checkpoint continues to the same bits.
+Everything is in tensors and plain numbers, so that a run resumed from a checkpoint continues to the
+same bits.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class State:
         best: the point with the lowest loss seen.
         best_loss: that loss.
         trace: the table of the run so far.
-        curvature: measures that of the loss along its gradient at ``x``, for criteria that ask; None outside of a run.
+        curvature: measures that of the loss along its gradient at ``x``, for criteria that ask;
+            None outside of a run.
     """
 
     x: Point
@@ -81,7 +83,10 @@ class State:
     )
 
     def copy(self) -> State:
-        """The state as it is now, untouched by later steps; tensors are shared, since no step changes one in place."""
+        """The state as it is now, untouched by later steps.
+
+        Tensors are shared, since no step changes one in place.
+        """
         generator = torch.Generator()
         generator.set_state(self.generator.get_state())
         memory = (
@@ -97,7 +102,8 @@ class State:
 
     def save(self, path: str | os.PathLike[str], *, method: str, tag: str = "") -> None:
         """Write a checkpoint, atomically."""
-        # the trace as a tensor of its own: a header, which holds some ten thousand rows, is too small for long runs
+        # the trace as a tensor of its own: a header, which holds some ten thousand rows, is too
+        # small for long runs
         trace = torch.frombuffer(bytearray(json.dumps(self.trace.rows).encode()), dtype=torch.uint8)
         tensors = {"generator": self.generator.get_state(), "trace": trace}
         memory = {f"vectors.{name}": tree for name, tree in self.vectors.items()}
@@ -126,8 +132,8 @@ class State:
     ) -> State | None:
         """Read a checkpoint, if the file exists.
 
-        ``method``, ``tag``, ``identity``: of the run; raises ValueError if those of the file are others. An identity
-        that is not given is not compared.
+        ``method``, ``tag``, ``identity``: of the run; raises ValueError if those of the file are
+        others. An identity that is not given is not compared.
         """
         found: Content | None = None
         with group.together():
@@ -193,7 +199,8 @@ def _check_identity(
     rounding = torch.finfo(dtype).eps ** 0.5
     if found := difference(saved, now, rounding):
         raise ValueError(
-            f"{path} is a checkpoint of another problem: {found}; remove the file or name another one"
+            f"{path} is a checkpoint of another problem: {found}; remove the file or name another "
+            "one"
         )
 
 
@@ -215,7 +222,8 @@ def _restored(
         part = tensors.pop(key, None)
         if part is None or part.shape != leaf.shape or part.dtype != leaf.dtype:
             raise ValueError(
-                f"{path} is a checkpoint of another problem: its {key} does not fit the starting point"
+                f"{path} is a checkpoint of another problem: its {key} does not fit the starting "
+                "point"
             )
         if name in {"x", "best"} and not bool(torch.isfinite(part).all()):
             raise ValueError(f"its {key} is not finite")

@@ -1,7 +1,7 @@
 """Stopping criteria that state their reason and can be joined.
 
-A criterion looks at the state after an iteration and returns a sentence when the run should end, else None. ``a | b``
-stops when either does, ``a & b`` when both do.
+A criterion looks at the state after an iteration and returns a sentence when the run should end,
+else None. ``a | b`` stops when either does, ``a & b`` when both do.
 """
 
 from __future__ import annotations
@@ -111,18 +111,22 @@ class GradientNorm(_Limits):
 
 @dataclass(frozen=True)
 class SmallGradient(_Limits):
-    """Stop when the full gradient is small whatever the units of the loss Ψ; what ``minimize`` does if not told else.
+    """Stop when the full gradient is small whatever the units of the loss Ψ.
+
+    What ``minimize`` does if not told else.
 
         ‖g‖ ≤ tol max(1, |Ψ|)    and    ‖g‖ ≤ rtol max(|Ψ₀|, ‖g₀‖²/Ψ₀)
 
-    With Ψ₀ and g₀ at the start. The first alone would take any start for a solution where the loss is in small units.
-    The second is not relative to ‖g₀‖ itself, so that a start at the solution counts as one: there the loss that is
-    left is large beside g₀, or, where none is left, the curvature ‖g₀‖²/Ψ₀ is. A loss that is not above zero at the
-    start can become negative: what is left of it says nothing of curvature, and ‖g₀‖ takes the place of that term.
+    With Ψ₀ and g₀ at the start. The first alone would take any start for a solution where the loss
+    is in small units. The second is not relative to ‖g₀‖ itself, so that a start at the solution
+    counts as one: there the loss that is left is large beside g₀, or, where none is left, the
+    curvature ‖g₀‖²/Ψ₀ is. A loss that is not above zero at the start can become negative: what is
+    left of it says nothing of curvature, and ‖g₀‖ takes the place of that term.
 
-    All this takes parameters to be about 1, as they are on spheres and frames. In Euclidean space they have units, so
-    that the curvature κ along g is asked as well: a gradient above tol has to be at most tol √(κ|Ψ|), and one below it
-    must not stand for a fall ‖g‖²/(2κ) of the loss by more than rtol max(1, |Ψ|).
+    All this takes parameters to be about 1, as they are on spheres and frames. In Euclidean space
+    they have units, so that the curvature κ along g is asked as well: a gradient above tol has to
+    be at most tol √(κ|Ψ|), and one below it must not stand for a fall ‖g‖²/(2κ) of the loss by more
+    than rtol max(1, |Ψ|).
     """
 
     tol: float = 1e-8

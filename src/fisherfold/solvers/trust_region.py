@@ -1,11 +1,14 @@
 """Riemannian trust regions with truncated conjugate gradients (Absil, Baker and Gallivan 2007).
 
-At θ_k, with the gradient g_k, a model H_k of the curvature (the Riemannian Hessian or a Fisher information) and Δ_k:
+At θ_k, with the gradient g_k, a model H_k of the curvature (the Riemannian Hessian or a Fisher
+information) and Δ_k:
 
-    d_k ≈ argmin m_k(d) = <g_k, d> + ½ <d, H_k d>  over ‖d‖ ≤ Δ_k,    ρ_k = (Ψ(R_{θ_k}(d_k)) - Ψ(θ_k)) / m_k(d_k)
+    d_k ≈ argmin m_k(d) = <g_k, d> + ½ <d, H_k d>  over ‖d‖ ≤ Δ_k,    ρ_k = (Ψ(R_{θ_k}(d_k)) -
+    Ψ(θ_k)) / m_k(d_k)
 
-by conjugate gradients that end at the boundary, at negative curvature, or at ‖r‖ ≤ ‖g_k‖ min(κ, (‖g_k‖/‖g_0‖)^ϑ).
-Accept when ρ_k ≥ η; Δ shrinks to a quarter of the step when ρ_k < ¼, and doubles when ρ_k > ¾ at the boundary.
+by conjugate gradients that end at the boundary, at negative curvature, or at ‖r‖ ≤ ‖g_k‖ min(κ,
+(‖g_k‖/‖g_0‖)^ϑ). Accept when ρ_k ≥ η; Δ shrinks to a quarter of the step when ρ_k < ¼, and doubles
+when ρ_k > ¾ at the boundary.
 """
 
 from __future__ import annotations
@@ -32,10 +35,12 @@ class TrustRegion(Method):
 
     Args:
         problem: the problem.
-        model: ``hessian``, by automatic differentiation of the loss, or one of the problem's ``fisher_kinds``.
-        radius: the first Δ; if not given, an eighth of the root of the dimension, times the root mean square of a start
-            with entries above 1 where the metric is ambient.
-        max_products: products of one run of conjugate gradients; the dimension if not given, at most 1000.
+        model: ``hessian``, by automatic differentiation of the loss, or one of the problem's
+            ``fisher_kinds``.
+        radius: the first Δ; if not given, an eighth of the root of the dimension, times the root
+            mean square of a start with entries above 1 where the metric is ambient.
+        max_products: products of one run of conjugate gradients; the dimension if not given, at
+            most 1000.
         max_rejections: so many rejections in a row end the run.
     """
 
@@ -91,7 +96,8 @@ class TrustRegion(Method):
             state.samples += self.problem.n_samples
             if math.isfinite(float(value)) and is_finite(new_gradient):
                 predicted, gained = norm**2 * found.decrease, state.loss - float(value)
-                # where losses no longer tell a fall from a rise gradients do; what they do not tell is no rejection
+                # where losses no longer tell a fall from a rise gradients do; what they do not tell
+                # is no rejection
                 if predicted <= self.problem.loss_rounding(x, state.loss):
                     gained = self.fall(x, trial, move, gradient, new_gradient)
                 guard = (1e2 * torch.finfo(leaves(x)[0].dtype).eps) ** 2 * abs(state.loss)
@@ -143,7 +149,10 @@ class TrustRegion(Method):
     def _truncated(
         self, state: State, operator: FisherOperator, unit: Tangent, norm: float
     ) -> tuple[Solution, bool]:
-        """Conjugate gradients for H d = -g/‖g‖ within Δ/‖g‖: in these units no square leaves the range of numbers."""
+        """Conjugate gradients for H d = -g/‖g‖ within Δ/‖g‖.
+
+        In these units no square leaves the range of numbers.
+        """
         x, radius = state.x, state.numbers["radius"] / norm
         target = min(KAPPA, (norm / state.numbers["first_norm"]) ** THETA) ** 2
         d, image, residual, p = scale(0.0, unit), scale(0.0, unit), unit, scale(-1.0, unit)
