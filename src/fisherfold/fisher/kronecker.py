@@ -1,7 +1,7 @@
 """Kronecker-factored Fisher information of a matrix parameter.
 
-    F ≈ P (R ⊗ L) P,    that is  v ↦ P (L v R),    vec stacks columns, so vec(L v R) = (R ⊗ L)
-    vec(v)
+    F ≈ P (R ⊗ L) P,    that is  v ↦ P (L v R);
+    vec stacks columns, so vec(L v R) = (R ⊗ L) vec(v)
 
 If every gradient is g aᵀ, L = E[g gᵀ] and R = E[a aᵀ]. On the Grassmann manifold the projector acts
 on one side only, I - U Uᵀ on the left, so that P (R ⊗ L) P = R ⊗ (P L P) is again a Kronecker

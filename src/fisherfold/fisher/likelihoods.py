@@ -2,14 +2,14 @@
 
 A likelihood has three parts, for outputs z of shape (samples, ...):
 
-    nll(z, y) = -log p(y | z) up to a constant in y,    F_L(z) = E[s sᵀ] with the score s = ∂
-    nll/∂z,    draws of y
+    nll(z, y) = -log p(y | z) up to a constant in y,
+    F_L(z) = E[s sᵀ] with the score s = ∂ nll/∂z,    draws of y
 
 It need not be an exponential family in z. For one that is, ``ExponentialFamily`` derives all from
 its log-partition A,
 
-    -log p(y | z) = A(z) - <T(y), z> + const(y),    F_L(z) = ∇²A(z),    KL(z ‖ z') = A(z') - A(z) -
-    <∇A(z), z' - z>,
+    -log p(y | z) = A(z) - <T(y), z> + const(y),    F_L(z) = ∇²A(z),
+    KL(z ‖ z') = A(z') - A(z) - <∇A(z), z' - z>,
 
 by automatic differentiation. The constant is left out, so that a perfect Gaussian fit has loss 0.
 The first dimension of z counts samples; all others belong to one sample, whose Fisher matrix F_L

@@ -1,7 +1,7 @@
 """The Fisher information as a linear operator on the tangent space.
 
-    F^R = (1/N) Σ_i E_{y ~ p(·|z_i)} [grad ψ_i grad ψ_iᵀ] = (1/N) Σ_i J_iᵀ F_L(z_i) J_i,    J_i the
-    Riemannian Jacobian
+    F^R = (1/N) Σ_i E_{y ~ p(·|z_i)} [grad ψ_i grad ψ_iᵀ] = (1/N) Σ_i J_iᵀ F_L(z_i) J_i,
+    with the Riemannian Jacobians J_i
 
 An operator knows its point and its manifold, maps tangent vectors to tangent vectors, is symmetric
 and positive semi-definite, carries the factor 1/N of a mean over samples, and says in

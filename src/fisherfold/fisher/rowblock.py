@@ -1,7 +1,7 @@
 """Row-block Fisher information of a matrix parameter: every row keeps its own block.
 
-    F ≈ P B P,    (B v)_j = B_j v_j,    B_j = (1/N) Σ_i m_ij m_ijᵀ  for the j-th rows m_ij of the
-    gradients
+    F ≈ P B P,    (B v)_j = B_j v_j,    B_j = (1/N) Σ_i m_ij m_ijᵀ,
+    m_ij the j-th rows of the gradients
 
 The restriction to the tangent space is exact: the damped solve is the minimum of ½<v, (B + λ)v> -
 <g, v> over tangent vectors. On the oblique manifold it falls apart into rows; on Grassmann(n, p)

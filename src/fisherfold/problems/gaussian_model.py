@@ -1,7 +1,7 @@
 """Gaussian models whose mean and covariance both depend on the parameter, from sufficient statistics.
 
-    y_i ~ N(μ(θ), Σ(θ)),  i = 1..n,    Ψ(θ) = ½ [log det Σ + tr Σ⁻¹(S + (ȳ - μ)(ȳ - μ)ᵀ)],    S =
-    Cov(y)
+    y_i ~ N(μ(θ), Σ(θ)),  i = 1..n,    Ψ(θ) = ½ [log det Σ + tr Σ⁻¹(S + (ȳ - μ)(ȳ - μ)ᵀ)],
+    S = Cov(y)
 
     <v, F v> = dμᵀΣ⁻¹dμ + ½ tr(Σ⁻¹dΣ Σ⁻¹dΣ)    along dμ, dΣ = Dμ[v], DΣ[v]
 
