@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
+from fisherfold.fisher.collector import FactorSums
 from fisherfold.fisher.jacobian import score
 from fisherfold.fisher.kronecker import KroneckerFisher
 from fisherfold.fisher.likelihoods import Likelihood
@@ -132,9 +133,11 @@ def _block(manifold: Manifold, point: Point, watch: _Watch, name: str, g: Tensor
     if a is None:  # a bias: its gradient is the sum over places
         gradients = g.reshape(samples, -1, g.shape[-1]).sum(1)
         return DenseFisher(factor, place, gradients.mT @ gradients / samples)
-    rows = a.detach().reshape(-1, a.shape[-1])
-    inputs, flat = rows.mT @ rows / len(rows), g.reshape(-1, g.shape[-1])
-    sides = (flat.mT @ flat / samples, inputs)
+    sums = FactorSums.empty(g.new_empty(g.shape[-1], a.shape[-1]))
+    sums.add(a.detach(), g)
+    sums.close(samples, mean=False)
+    inputs, outputs = sums.finish(centre=False)
+    sides = (outputs, inputs)
     left, right = sides if transposed else sides[::-1]
     return KroneckerFisher(factor, place, left=left, right=right)
 

@@ -68,6 +68,8 @@ class MKFAC(_Preset):
         rest: ``"sgd"`` or ``"kfac"`` for matrices that are not on spheres.
         every: steps between collections of curvature; 0 leaves it to ``refresh``.
         reduction: ``"mean"`` or ``"sum"``: how the loss is reduced over its terms.
+        grad_scaler: the ``torch.amp.GradScaler`` that scales the losses, if one does: absolute damping needs gradients
+            of the loss itself. Clipping is of no consequence.
         invariant: a mapping from names of parameters to ``"row"``, ``"tensor"``, ``"none"`` or a number of spheres,
             which overrides the probe; or ``"none"``.
         example_input: a batch for the probe: a tensor, a tuple of arguments or a mapping of keyword arguments.
@@ -104,6 +106,7 @@ class MKFAC(_Preset):
         rest: str = "sgd",
         every: int = 10,
         reduction: str = "mean",
+        grad_scaler: Any = None,
         invariant: str | Mapping[str, str | int] | None = None,
         example_input: Any = None,
         process_group: Any = None,
@@ -126,6 +129,7 @@ class MKFAC(_Preset):
             every=every,
             process_group=process_group,
         )
+        self.curvature.scaler = grad_scaler
 
 
 class KFAC(_Preset):
@@ -139,6 +143,7 @@ class KFAC(_Preset):
         damping: λ.
         every: steps between collections of curvature; 0 leaves it to ``refresh``.
         reduction: ``"mean"`` or ``"sum"``.
+        grad_scaler: as for ``MKFAC``.
         process_group: whose ranks share curvature; the default group if there is one.
 
     Raises:
@@ -155,6 +160,7 @@ class KFAC(_Preset):
         damping: float = 0.1,
         every: int = 10,
         reduction: str = "mean",
+        grad_scaler: Any = None,
         process_group: Any = None,
     ) -> None:
         choice("reduction", reduction, ("mean", "sum"))
@@ -173,6 +179,7 @@ class KFAC(_Preset):
             every=every,
             process_group=process_group,
         )
+        self.curvature.scaler = grad_scaler
 
 
 class SGDG(_Preset):

@@ -15,22 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fisherfold.fisher.damped import FactorError
+from fisherfold.fisher.rows import MATRIX_LAYERS
 from fisherfold.optim.curvature.hooks import Collector
 from fisherfold.optim.curvature.inverse import (
-    FactorError,
     Preconditioner,
     exact,
     own_precision,
     relative,
 )
-from fisherfold.optim.curvature.layers import MATRIX_LAYERS
-from fisherfold.optim.distributed import any_process, in_several, is_sharded, sum_over_processes
+from fisherfold.optim.distributed import any_process, is_sharded, sum_over_processes
 from fisherfold.warn import warn
 
 DECAY = 0.95  # of the running means
 MAX_ORDER = 8192  # of a factor: a vocabulary has none
 PATIENCE = 50  # steps without curvature before a warning
-EXACT = 0.02  # of the binary logarithm of a loss scale, a power of two, in half precision
 SHARDED = "direction='natural' and 'kfac' do not work with sharded parameters (FSDP2); use direction='spectral'"
 BOUND = 2.2  # of the gradient at the logits, in the 1-norm: 2 for a mean of cross-entropies
 INVERSE = ("left", "right", "coefficients", "base")
@@ -49,6 +48,8 @@ class Curvature:
         self.model: nn.Module | None = None
         self.refused: dict[str, str] = {}
         self.doubted = False
+        # what has scaled the losses of ordinary steps
+        self.scaler: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "group": None, "collector": None}
@@ -133,14 +134,17 @@ class Curvature:
             return
         if not any_process(bool(collector.sums), self.group):
             return
-        scale = 1.0
-        if decay and not self.relative:
-            scale = self._loss_scale(collector, entries)
-            self._check_terms(collector, scale)
-        self._share(collector, entries)
-        for name, (a, g) in collector.factors(mean=self.mean).items():
+        scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
+        if decay:
+            if not self.relative:
+                self._check_terms(collector, scale)
+            collector.close(mean=self.mean)
+        self._share(collector)
+        for name, sums in collector.sums.items():
+            a, g = sums.finish()
             entry, state = entries[name], optimizer.state[entries[name].parameter]
-            g.div_(scale**2)
+            if decay:
+                g.div_(scale**2)
             if entry.spheres:  # at unit norm
                 blocks = entry.parameter.detach().reshape(entry.spheres, -1).to(g.dtype)
                 lengths = torch.linalg.vector_norm(blocks, dim=1).repeat_interleave(
@@ -185,44 +189,10 @@ class Curvature:
         """The damped inverse in the state of a parameter, if there is one."""
         return Preconditioner(*(state.get(key) for key in INVERSE)) if "left" in state else None  # type: ignore[arg-type]
 
-    def _share(self, collector: Collector, entries: Mapping[str, Any]) -> None:
+    def _share(self, collector: Collector) -> None:
         """Sum statistics over processes, in the same order everywhere."""
-        if not in_several(self.group):
-            return
-        device = next(iter(entries.values())).parameter.device
-        terms = torch.tensor(collector.terms, dtype=torch.float64, device=device)
-        tensors = [terms] + [
-            t for name in sorted(collector.sums) for t in collector.sums[name].tensors()
-        ]
-        sum_over_processes(tensors, self.group)
-        collector.terms = float(terms)
-        ranks = torch.distributed.get_world_size(self.group)
-        for sums in collector.sums.values():  # each rank's loss is a mean over its own terms
-            if self.mean:
-                sums.g.div_(ranks**2)
-                sums.sum_g.div_(ranks)
-
-    def _loss_scale(self, collector: Collector, entries: Mapping[str, Any]) -> float:
-        """By what a GradScaler has multiplied the loss, whose gradients have been divided by it since."""
-        entry = entries.get(collector.measured)
-        if entry is None or entry.parameter.grad is None:
-            return 1.0
-        gradient = entry.parameter.grad.reshape(len(entry.parameter), -1)
-        gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
-        cross = torch.zeros_like(gradient) if collector.cross is None else collector.cross
-        if in_several(self.group):  # gradients are means over processes
-            sum_over_processes([cross], self.group)
-            cross /= torch.distributed.get_world_size(self.group)
-        ratio = float((cross * gradient).sum() / gradient.square().sum().clamp_min(1e-30))
-        if not 16 <= ratio < math.inf:  # clipping divides by less
-            return 1.0
-        power = round(math.log2(ratio))
-        if abs(math.log2(ratio) - power) < EXACT:
-            return 2.0**power
-        if power < 10:  # clipping alone
-            return 1.0
-        self._doubt("gradients are both scaled and clipped, by factors that cannot be told apart")
-        return 2.0**power
+        names = sorted(collector.sums)
+        sum_over_processes([t for n in names for t in collector.sums[n].tensors()], self.group)
 
     def _check_terms(self, collector: Collector, scale: float) -> None:
         if self.mean and collector.unsure:
@@ -231,7 +201,8 @@ class Curvature:
             )
         elif self.mean and collector.size > BOUND * scale:
             self._doubt(
-                "the loss is no mean over its terms: divide it by the number of micro-batches, or say reduction='sum'"
+                "the loss is no mean over its terms, or it is scaled: divide it by the number of micro-batches, say "
+                "reduction='sum', or pass grad_scaler="
             )
 
     def _doubt(self, reason: str) -> None:
@@ -262,6 +233,7 @@ class Curvature:
             try:
                 for batch in batches:
                     _backward(self.model, batch, loss_fn, draw)
+                    collector.close(mean=self.mean)
             finally:
                 collector.detach()
         if not any_process(bool(collector.sums), self.group):

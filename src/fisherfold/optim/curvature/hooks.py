@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fisherfold.optim.curvature.factors import FactorSums
+from fisherfold.fisher.collector import FactorSums
+from fisherfold.fisher.rows import input_rows, is_product, output_rows
 from fisherfold.optim.curvature.inverse import own_precision
-from fisherfold.optim.curvature.layers import input_rows, is_product, output_rows
 
 SUMS_TO_ZERO = 1e-2  # of a gradient over its classes, with the rounding of half precision
 
@@ -35,12 +35,6 @@ class Collector:
         self.sums: dict[str, FactorSums] = {}
         self.terms = 0.0
         self.refused: set[str] = set()
-        self.measured = min(
-            (name for name, users in self.layers.items() if getattr(users[0], "groups", 1) == 1),
-            key=lambda name: self.layers[name][0].weight.numel(),  # type: ignore[operator]
-            default="",
-        )
-        self.cross: Tensor | None = None
         self.unsure = False
         self.size = 0.0
         self._calls = 0
@@ -58,14 +52,11 @@ class Collector:
     def attach(self) -> None:
         """Install the hooks and forget what was collected."""
         self.detach()
-        self.sums, self.terms, self._pending, self.cross, self.unsure, self.size = (
-            {},
-            0.0,
-            0.0,
-            None,
-            False,
-            0.0,
-        )
+        self.sums = {}
+        self.terms = 0.0
+        self._pending = 0.0
+        self.unsure = False
+        self.size = 0.0
         mine, self.attached = weakref.ref(self), True
         handles = [
             self.model.register_forward_pre_hook(_EvaluationHook(mine)),
@@ -89,10 +80,11 @@ class Collector:
         self._installed.close()
         self.attached = False
 
-    def factors(self, *, mean: bool) -> dict[str, tuple[Tensor, Tensor]]:
-        """The factors A and G by the name of the weight, for a loss that is a mean or a sum."""
-        terms = max(self.terms, 1.0)
-        return {name: sums.finish(terms, mean=mean) for name, sums in self.sums.items()}
+    def close(self, *, mean: bool) -> None:
+        """End a loss, which is a mean or a sum over all terms since the last one."""
+        for sums in self.sums.values():
+            sums.close(self.terms, mean=mean)
+        self.terms = 0.0
 
     def see_outputs(self, terms: float, *, unsure: bool = False) -> None:
         """Count the terms of a loss on these outputs once a gradient arrives from it."""
@@ -131,13 +123,8 @@ class Collector:
         self._calls += 1
         phase = self._calls // max(len(self.layers), 1)
         with torch.no_grad(), own_precision(x.device):
-            self.sums[name].add(layer, x, gradient.detach(), max_rows=self.max_rows, phase=phase)
-            if name == self.measured:  # the gradient as it is before anybody scales or clips it
-                rows = input_rows(layer, x)[0].to(weight.dtype)
-                cross = (output_rows(layer, gradient.detach()).to(rows.dtype).mT @ rows).to(
-                    self.sums[name].a.dtype
-                )
-                self.cross = cross if self.cross is None else self.cross + cross
+            inputs, share = input_rows(layer, x, max_rows=self.max_rows, phase=phase)
+            self.sums[name].add(inputs, output_rows(layer, gradient.detach()), share=share)
 
 
 class _Hook:

@@ -20,12 +20,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fisherfold.fisher.damped import damped_inverse, eigen
+
 SMALL = 64  # below this order a full eigendecomposition is cheaper than looking for leading pairs
 TOLERANCE = 0.05  # the accepted relative error of a direction on a truncated basis
-
-
-class FactorError(RuntimeError):
-    """A Kronecker factor is not finite, or no factorisation of it succeeded."""
 
 
 @dataclass
@@ -118,58 +116,15 @@ def dense(
     known: tuple[Tensor, Tensor] | None = None,
 ) -> Preconditioner:
     """The inverse with exact damping on full bases: what ``exact`` approximates."""
-    values_a, right = known or eigen(a, name=f"A of {name}")
-    values_g, left = eigen(g, name=f"G of {name}")
+    values_a, right = known or descending(a, name=f"A of {name}")
+    values_g, left = descending(g, name=f"G of {name}")
     return Preconditioner(left, right, damping / (values_g[:, None] * values_a[None, :] + damping))
 
 
-def eigen(matrix: Tensor, *, name: str = "factor") -> tuple[Tensor, Tensor]:
-    """Eigenvalues (descending, not negative) and eigenvectors, trying float64 and then the CPU before giving up."""
-    attempts = [
-        (matrix.dtype, matrix.device),
-        (torch.float64, matrix.device),
-        (torch.float64, torch.device("cpu")),
-    ]
-    for dtype, device in attempts:
-        try:
-            values, vectors = torch.linalg.eigh(matrix.to(device, dtype))
-        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-            continue
-        if _orthonormal(vectors) and bool(torch.isfinite(values).all()):
-            values, vectors = values.flip(0).clamp_min(0), vectors.flip(1)
-            return values.to(matrix), vectors.to(matrix).contiguous()
-    raise FactorError(
-        f"no eigendecomposition of {name} (order {len(matrix)}) succeeded in float32, float64 or on the CPU"
-    )
-
-
-def _orthonormal(vectors: Tensor) -> bool:
-    """Whether the columns are orthonormal; GPU solvers have been seen to return ones that are not."""
-    gram = vectors.T @ vectors
-    gram.diagonal().sub_(1.0)
-    return bool(gram.abs().max() < 1e-3)
-
-
-def damped_inverse(matrix: Tensor, damping: float, *, name: str = "factor") -> Tensor:
-    """The inverse of ``matrix + damping·I`` by Cholesky: more damping, then float64, then the CPU before giving up."""
-    attempts = [
-        (matrix.dtype, matrix.device),
-        (torch.float64, matrix.device),
-        (torch.float64, torch.device("cpu")),
-    ]
-    for dtype, device in attempts:
-        for escalation in (1.0, 10.0, 100.0):
-            damped = matrix.to(device, dtype, copy=True)
-            damped.diagonal().add_(damping * escalation)
-            root, info = torch.linalg.cholesky_ex(damped)
-            if int(info) == 0:
-                inverse = torch.cholesky_inverse(root)
-                if bool(torch.isfinite(inverse).all()):
-                    return inverse.to(matrix)
-    order = len(matrix)
-    raise FactorError(
-        f"no Cholesky factorisation of {name} (order {order}) succeeded with damping up to {100 * damping:g}"
-    )
+def descending(matrix: Tensor, *, name: str = "factor") -> tuple[Tensor, Tensor]:
+    """Eigenvalues, the largest first and not negative, and eigenvectors."""
+    values, vectors = eigen(matrix, name=name)
+    return values.flip(0).clamp_min(0), vectors.flip(1).contiguous()
 
 
 @dataclass
@@ -204,7 +159,7 @@ def leading(
             if pairs.residual <= threshold:
                 return _drop(pairs, threshold)
         block *= 2
-    values, vectors = eigen(matrix, name=name)
+    values, vectors = descending(matrix, name=name)
     keep = max(1, int((values > threshold).sum()))
     rest = float(values[keep]) if keep < order else 0.0
     return LeadingPairs(values[:keep], vectors[:, :keep].contiguous(), rest, (values, vectors))
@@ -242,7 +197,7 @@ def _start(
 
 def _ritz(matrix: Tensor, basis: Tensor, generator: torch.Generator) -> LeadingPairs:
     image = matrix @ basis
-    values, rotation = eigen(basis.T @ image)
+    values, rotation = descending(basis.T @ image)
     vectors = basis @ rotation
     probe = torch.randn(
         len(matrix), 16, generator=generator, dtype=matrix.dtype, device=matrix.device
