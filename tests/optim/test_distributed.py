@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import distributed, nn
+from torch.distributed import checkpoint
 from torch.distributed.checkpoint import state_dict as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -67,6 +68,8 @@ def whole(model):
 def steps(model, forward, optimizer, part, count=5, scale=1.0):
     x, y = data()
     scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale > 1)
+    if isinstance(optimizer, MKFAC):
+        optimizer.curvature.scaler = scaler
     for _ in range(count):
         optimizer.zero_grad()
         scaler.scale(F.cross_entropy(forward(x[part]), y[part])).backward()
@@ -113,6 +116,74 @@ def under_fsdp(kind, when):
     dcp.set_optimizer_state_dict(model, optimizer, saved)
     steps(model, model, optimizer, mine(), count=2)
     return whole(model)
+
+
+class Blocks(nn.Module):
+    """Blocks that are sharded each on its own, with fused queries, experts and odd sizes."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Linear(6, 9)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(9, 9), nn.Tanh()) for _ in range(2))
+        self.qkv = nn.Linear(9, 27, bias=False)
+        self.experts = nn.Parameter(0.3 * torch.randn(4, 5, 9))
+        self.head = nn.Linear(5, 3)
+        self.double()
+
+    def forward(self, x):
+        x = self.stem(x)
+        for block in self.blocks:
+            x = x + block(x)
+        q, k, v = self.qkv(x).chunk(3, 1)
+        x = v * torch.sigmoid((q * k).sum(1, keepdim=True))
+        return self.head(torch.tanh(torch.einsum("bi,eoi->beo", x, self.experts)).mean(1))
+
+
+def sharded_blocks(mesh):
+    model = Blocks()
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def mesh_of(dimensions):
+    world = distributed.get_world_size()
+    if dimensions == 1:
+        return init_device_mesh("cpu", (world,))
+    return init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard"))
+
+
+def nested_under_fsdp(dimensions, folder):
+    """Three steps, a checkpoint through files into a new model, two more steps."""
+    model = sharded_blocks(mesh_of(dimensions))
+    optimizer = SphereOptimizer(model)
+    steps(model, model, optimizer, mine(), count=3)
+    saved = dict(zip(("model", "optimizer"), dcp.get_state_dict(model, optimizer), strict=True))
+    checkpoint.save(saved, checkpoint_id=folder)
+    again = sharded_blocks(mesh_of(dimensions))
+    other = SphereOptimizer(again)
+    loaded = dict(zip(("model", "optimizer"), dcp.get_state_dict(again, other), strict=True))
+    checkpoint.load(loaded, checkpoint_id=folder)
+    dcp.set_state_dict(
+        again,
+        other,
+        model_state_dict=loaded["model"],
+        optim_state_dict=loaded["optimizer"],
+    )
+    steps(again, again, other, mine(), count=2)
+    return whole(again)
+
+
+def nested_alone():
+    model = Blocks()
+    steps(model, model, SphereOptimizer(model), slice(None))
+    return whole(model)
+
+
+def each_mesh(folder):
+    return {n: nested_under_fsdp(n, f"{folder}/{n}") for n in (1, 2)}
 
 
 def natural_under_fsdp():
@@ -164,6 +235,17 @@ def every_case():
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     return on_ranks(2, tmp_path_factory.mktemp("ranks"), every_case)
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_blocks_that_are_sharded_one_by_one_equal_one_process(world, tmp_path):
+    """On a line and on a grid of processes, with a checkpoint in between."""
+    found = on_ranks(world, tmp_path, each_mesh, str(tmp_path / "saved"))
+    expected = nested_alone()
+    for rank in found:
+        for parameters in rank.values():
+            for a, b in zip(parameters, expected, strict=True):
+                torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("kind", DDP)
