@@ -51,6 +51,8 @@ class Problem(ABC):
         fisher_kinds: the names that ``fisher`` accepts, the default first.
         random_kinds: those of them that are estimated from drawn targets, anew at every call.
         generator: the source of those targets; ``minimize`` lends that of the run.
+        any_representative: whether the loss has to be the same for all representatives of a point
+            of a quotient; a problem that keeps more in the coordinates of a frame says no.
         group: the processes that the samples are shared out over; every quantity is over all of
             them.
     """
@@ -60,6 +62,7 @@ class Problem(ABC):
     group: Group = ALONE
     fisher_kinds: ClassVar[tuple[str, ...]] = ("exact",)
     random_kinds: ClassVar[tuple[str, ...]] = ()
+    any_representative: ClassVar[bool] = False
     generator: torch.Generator | None = None
 
     @abstractmethod
@@ -180,6 +183,8 @@ class Problem(ABC):
 
     def _off(self, x: Point, loss: float) -> float:
         """By how much more than rounding the loss of another representative differs."""
+        if not self.any_representative:
+            return 0.0
         other = other_representative(self.manifold, x)
         if other is None:
             return 0.0

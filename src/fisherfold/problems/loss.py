@@ -52,6 +52,7 @@ class LossProblem(Problem):
     """
 
     fisher_kinds: ClassVar[tuple[str, ...]] = ("empirical", "observed")
+    any_representative: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -95,6 +95,7 @@ class NLLProblem(Problem):
         "dense",
     )
     random_kinds: ClassVar[tuple[str, ...]] = ("monte-carlo", "kronecker", "row-block", "layers")
+    any_representative: ClassVar[bool] = True
 
     def __init__(
         self,
