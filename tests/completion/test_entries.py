@@ -10,7 +10,8 @@ import pytest
 import scipy.sparse as sp
 import torch
 
-from fisherfold.completion.entries import merge, read_entries
+from fisherfold.completion.entries import read_entries
+from fisherfold.completion.ratings import Triplets
 
 RNG = np.random.default_rng(0)
 HOLES = np.where(RNG.random((30, 12)) < 0.5, RNG.normal(size=(30, 12)), np.nan)
@@ -190,5 +191,7 @@ def test_pairs_given_twice_follow_the_rule(rule, expected):
 
 
 def test_merging_nothing_changes_nothing():
-    parts = PAIRS[:, 0], PAIRS[:, 1], VALUES
-    assert all(a is b for a, b in zip(merge(*parts, "error"), parts, strict=True))
+    found = Triplets(PAIRS[:, 0], PAIRS[:, 1], VALUES).merged("error")
+    np.testing.assert_array_equal(np.c_[found.rows, found.columns], PAIRS)
+    np.testing.assert_array_equal(found.values, VALUES)
+    assert found.amounts is found.spread is None

@@ -108,20 +108,16 @@ def test_a_new_row_is_folded_in(table):
         model.predict_new([12345], [1.0], [0, 1])
 
 
-@pytest.mark.parametrize("rule", ["mean", "last", "sum"])
+@pytest.mark.parametrize("rule", ["last", "sum"])
 def test_values_given_twice_follow_the_rule_in_new_rows_and_batches_too(table, rule):
     _, pairs, values, _, _ = table
     model = MatrixCompletion(2, duplicates=rule).fit(pairs, values)
-    wanted, merged = np.arange(5, 15), {"mean": 2.0, "last": 3.0, "sum": 4.0}[rule]
+    wanted, merged = np.arange(5, 15), {"last": 3.0, "sum": 4.0}[rule]
     twice = model.predict_new([1, 2, 1], [1.0, 2.5, 3.0], wanted)
     np.testing.assert_allclose(twice, model.predict_new([1, 2], [merged, 2.5], wanted), rtol=1e-6)
     new = [(77, j) for j in range(10)]
     both = clone(model).fit(pairs, values).partial_fit(new + new, [1.0] * 10 + [2.0] * 10)
-    once = (
-        clone(model)
-        .fit(pairs, values)
-        .partial_fit(new, [{"mean": 1.5, "last": 2.0, "sum": 3.0}[rule]] * 10)
-    )
+    once = clone(model).fit(pairs, values).partial_fit(new, [{"last": 2.0, "sum": 3.0}[rule]] * 10)
     np.testing.assert_allclose(both.predict(new), once.predict(new), rtol=1e-6)
 
 
@@ -167,10 +163,10 @@ def test_a_stream_ends_where_a_fit_would(table, tmp_path, options):
         whole.predict(held), truth
     )
     assert (len(model.row_ids_), len(model.column_ids_)) == (60, 40)
-    i, j, given = model.model_.given()
+    given = model.model_.given()
     expected = values[np.lexsort((pairs[:, 1], pairs[:, 0]))]
-    where = np.lexsort((model.column_ids_.astype(int)[j], model.row_ids_.astype(int)[i]))
-    np.testing.assert_allclose(given[where], expected, atol=1e-5)
+    i, j = model.row_ids_.astype(int)[given.rows], model.column_ids_.astype(int)[given.columns]
+    np.testing.assert_array_equal(given.values[np.lexsort((j, i))], expected)
     assert not set(model.recommend(3, 40)["column"]) & set(pairs[pairs[:, 0] == 3, 1])
     model.save(tmp_path)
     again = MatrixCompletion.load(tmp_path)
@@ -201,7 +197,7 @@ def test_a_table_that_is_rated_over_and_over_is_that_of_the_last_values(table):
     )
     for part in np.array_split(np.random.default_rng(0).permutation(len(values)), 8):
         model.partial_fit(pairs[part], values[part])
-    assert len(model.model_.given()[2]) < 1.1 * len(pairs)
+    assert len(model.model_.given()) < 1.1 * len(pairs)
     expected = MatrixCompletion(rank=2, dtype="float64").fit(pairs, values).predict(held)
     assert rmse(model.predict(held), expected) < 0.1
 

@@ -18,10 +18,11 @@ from fisherfold import MatrixCompletion, MatrixCompletionCV
 from fisherfold.completion.inference.features import as_times, encode_features, with_numbers
 from fisherfold.completion.inference.gram import moments
 from fisherfold.completion.inference.likelihoods import Ordinal, better_cuts, truncated
-from fisherfold.completion.inference.observations import Observations
 from fisherfold.completion.inference.prior_mean import FeatureEffects
 from fisherfold.completion.inference.time_effects import periods_of
 from fisherfold.completion.inference.variational import fit_variational, update_side
+from fisherfold.completion.inference.working_ratings import WorkingRatings
+from fisherfold.completion.ratings import Ratings
 from toy import low_rank
 
 
@@ -84,9 +85,12 @@ def test_bound_never_decreases(what):
             if what != "time"
             else None
         )
-        options["observations"] = Observations(
-            ratings, times=times, weights=weights, periods=(starts, starts)
-        )
+        if weights is not None:
+            by_row = ratings.by_row
+            entries = by_row.groups(), by_row.indices(), by_row.values()
+            ratings = Ratings(*entries, ratings.shape, weights=weights)
+        if times is not None:
+            options["working"] = WorkingRatings(ratings, times=times, periods=(starts, starts))
     trace = fit_variational(ratings, 3, max_iter=40, tol=-np.inf, **options).trace
     assert len(trace) == 40
     assert (np.diff([record["bound"] for record in trace]) > -1e-9).all()
@@ -97,27 +101,22 @@ def test_a_rating_of_weight_two_counts_as_two():
     weights = torch.from_numpy(
         np.random.default_rng(0).integers(1, 4, ratings.n_ratings).astype(float)
     )
-    observations = Observations(ratings, weights=weights)
-    posterior = fit_variational(ratings, 2, max_iter=3, tol=0, observations=observations)
-    by_row, tau = observations.refresh(posterior)[0], posterior.noise_precision
-    before, given = posterior.rows.copied(), posterior.columns
-    update_side(
-        posterior.rows, moments(given.mean, given.covariance) * given.weight[:, None], by_row, tau
-    )
+    by_row = ratings.by_row
+    entries = by_row.groups(), by_row.indices(), by_row.values()
+    weighted = Ratings(*entries, ratings.shape, weights=weights)
+    posterior = fit_variational(weighted, 2, max_iter=3, tol=0)
+    tau, before, given = posterior.noise_precision, posterior.rows.copied(), posterior.columns
+    table = moments(given.mean, given.covariance) * given.weight[:, None]
+    update_side(posterior.rows, table, weighted.by_row, tau)
     offsets = ratings.by_row.offsets.tolist()
     for i in range(9):
         part = slice(offsets[i], offsets[i + 1])
-        entries = [
+        repeated = [
             (int(j), float(x))
-            for j, x, w in zip(
-                ratings.by_row.indices()[part],
-                ratings.by_row.values()[part],
-                weights[part],
-                strict=True,
-            )
+            for j, x, w in zip(entries[1][part], entries[2][part], weights[part], strict=True)
             for _ in range(int(w))
         ]
-        mean, _ = reference.posterior_of_row(before, given, i, entries, tau)
+        mean, _ = reference.posterior_of_row(before, given, i, repeated, tau)
         torch.testing.assert_close(posterior.rows.mean[i], mean)
 
 
@@ -314,29 +313,23 @@ def test_dates_are_numbers(kind):
     np.testing.assert_allclose(found, np.arange(-2, 3) / 2**0.5)
 
 
-@pytest.mark.parametrize("timed", [False, True])
 @pytest.mark.parametrize("likelihood", ["ordered", "binary"])
-def test_pairs_given_twice_have_the_category_nearest_to_their_mean(likelihood, timed):
+def test_categories_given_twice_count_as_two(likelihood):
     rng = np.random.default_rng(0)
     pairs = np.argwhere(rng.random((40, 20)) < 0.5)
-    y = (
-        rng.integers(1, 6, len(pairs))
-        if likelihood == "ordered"
-        else 4 * rng.integers(0, 2, len(pairs))
-    )
-    other = np.maximum(y - 1, 1)[:80] if likelihood == "ordered" else 4 - y[:80]
-    twice, values = np.concatenate([pairs, pairs[:80]]), np.concatenate([y, other])
-    times = 3600.0 * np.arange(len(values))
-    nearest = np.concatenate(
-        [np.minimum(y[:80], other), y[80:]]
-    )  # the lower one of two that are as near
-    joint = {"time": np.concatenate([times[len(y) :], times[80 : len(y)]])} if timed else {}
-    once = MatrixCompletion(1, likelihood=likelihood, max_iter=3).fit(pairs, nearest, **joint)
-    given = {"time": times} if timed else {}
-    model = MatrixCompletion(1, likelihood=likelihood, max_iter=3).fit(twice, values, **given)
+    y = rng.integers(1, 6 if likelihood == "ordered" else 3, len(pairs))
+    options = {"likelihood": likelihood, "max_iter": 3, "rated_sets": False, "dtype": "float64"}
+    twice = np.concatenate([pairs, pairs[:80]])
+    model = MatrixCompletion(1, **options).fit(twice, np.concatenate([y, y[:80]]))
+    weights = np.where(np.arange(len(y)) < 80, 2.0, 1.0)
+    weighted = MatrixCompletion(1, **options).fit(pairs, y, sample_weight=weights)
+    assert (model.n_duplicates_, weighted.n_duplicates_) == (80, 0)
+    np.testing.assert_allclose(model.predict_proba(pairs), weighted.predict_proba(pairs), atol=0.02)
+    other = np.where(y[:80] == 1, 2, 1)  # two categories of one pair: both were seen
+    model.fit(twice, np.concatenate([y, other]))
     assert model.n_duplicates_ == 80
-    np.testing.assert_array_equal(model.predict_proba(pairs), once.predict_proba(pairs))
-    search = MatrixCompletionCV((1,), cv=2, likelihood=likelihood, max_iter=2).fit(twice, values)
+    search = MatrixCompletionCV((1,), cv=2, likelihood=likelihood, max_iter=2)
+    search.fit(twice, np.concatenate([y, other]))
     assert search.categories_.tolist() == np.unique(y).tolist()
 
 
@@ -350,7 +343,7 @@ def test_a_model_with_features_and_times_is_saved(tmp_path):
     np.testing.assert_array_equal(
         again.predict(pairs, time=times), model.predict(pairs, time=times)
     )
-    with pytest.raises(ValueError, match="takes no new ratings: fit it to all of them"):
+    with pytest.raises(ValueError, match="was fitted with times: new ratings need time= as well"):
         model.partial_fit(frame[:3])
 
 
@@ -392,12 +385,16 @@ def test_the_search_over_ranks_takes_what_fit_takes(what):
     np.testing.assert_array_equal(search.predict(pairs), whole.predict(pairs))
 
 
-def test_weights_and_times_of_a_pair_given_twice_are_joined():
-    pairs = [(0, 0), (0, 1), (1, 0), (1, 1), (0, 0)]
-    twice = MatrixCompletion(1).fit(pairs, [1.0, 2.0, 3.0, 4.0, 1.0], sample_weight=[1, 1, 1, 1, 1])
-    once = MatrixCompletion(1).fit(pairs[:4], [1.0, 2.0, 3.0, 4.0], sample_weight=[2, 1, 1, 1])
-    assert twice.n_duplicates_ == 1
-    np.testing.assert_allclose(twice.predict(pairs), once.predict(pairs), rtol=1e-5)
+def test_weights_of_a_pair_given_twice_are_joined():
+    pairs, y = [(0, 0), (0, 1), (1, 0), (1, 1), (0, 0)], [1.0, 2.0, 3.0, 4.0, 1.5]
+    plain = MatrixCompletion(1).fit(pairs, y)
+    ones = MatrixCompletion(1).fit(pairs, y, sample_weight=[1, 1, 1, 1, 1])
+    assert plain.n_duplicates_ == ones.n_duplicates_ == 1
+    np.testing.assert_allclose(ones.predict(pairs), plain.predict(pairs), rtol=1e-6)
+    kept = ones.model_.given()
+    assert kept.amounts.tolist() == [2.0, 1.0, 1.0, 1.0]
+    np.testing.assert_allclose(kept.values, [1.25, 2.0, 3.0, 4.0])
+    np.testing.assert_allclose(kept.spread, [0.125**0.5, 0, 0, 0])
 
 
 def test_missing_numbers_and_constant_features_are_named():
@@ -508,7 +505,7 @@ def test_one_time_may_be_asked_for_all_pairs():
         ),
         (
             {"row_features": {"user": [0, 0], "age": [1.0, 2.0]}},
-            "one line for each id, 'user' has 1 in 2 lines",
+            "one line for each id, there are 1 ids in 2 lines",
         ),
         ({"row_features": np.eye(2)}, "must be a data frame with a column of ids, or a pair"),
         (
@@ -526,7 +523,12 @@ def test_one_time_may_be_asked_for_all_pairs():
         ({"time": [1.0, 2.0]}, "time must have one entry per rating"),
         ({"time": [1.0, 2.0, np.nan, 3.0]}, "time must be finite, got 1 missing time"),
         ({"time": "when"}, "time='when' must name a column of the data frame X"),
-        ({"sample_weight": [1, 1, 0, 1]}, "sample_weight must hold 4 positive finite numbers"),
+        ({"sample_weight": [1, 1, -1, 1]}, "sample_weight must be 0 or between .* got -1 at posi"),
+        ({"sample_weight": [1, 1, np.nan, 1]}, "sample_weight must be 0 or between .* got nan"),
+        ({"sample_weight": [1, 1, np.inf, 1]}, "sample_weight must be 0 or between .* got inf"),
+        ({"sample_weight": [0, 0, 0, 0]}, "sample_weight must not be zero for all entries"),
+        ({"sample_weight": [1, 1]}, "sample_weight must hold one number per entry, got 2 for 4"),
+        ({"noise_scale": [1, 1, 0, 1]}, "noise_scale must be between .* got 0 at position 2"),
     ],
 )
 def test_mistakes_are_explained(options, message):

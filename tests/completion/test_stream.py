@@ -9,7 +9,7 @@ import torch
 
 from fisherfold.completion import MatrixCompletion
 from fisherfold.completion.inference.packed import unpack
-from fisherfold.completion.inference.stream import append_members, refine, update_batch
+from fisherfold.completion.inference.stream import Batch, append_members, refine, update_batch
 from fisherfold.completion.inference.variational import fit_variational
 from fisherfold.completion.ratings import Ratings
 from toy import low_rank
@@ -32,9 +32,7 @@ def test_fold_in_of_a_row_is_its_textbook_posterior(fitted):
     columns = posterior.columns.mean.clone()
     update_batch(
         posterior,
-        batch,
-        torch.tensor([40]),
-        torch.tensor([j for j, _ in entries]),
+        Batch(batch, torch.tensor([40]), torch.tensor([j for j, _ in entries])),
         passes=1,
         move=(True, False),
     )
@@ -76,7 +74,11 @@ def test_fold_in_of_a_row_does_not_take_the_effects_of_its_rated_set_for_known()
     append_members(rows, columns, 1)
     batch = Ratings([0, 0, 0], [0, 1, 2], [x for _, x in entries], (1, 3))
     update_batch(
-        posterior, batch, torch.tensor([40]), number, passes=1, move=(True, False), new_rows=True
+        posterior,
+        Batch(batch, torch.tensor([40]), number),
+        passes=1,
+        move=(True, False),
+        new_rows=True,
     )
     expected = torch.linalg.solve(precision, pull)
     torch.testing.assert_close(rows.mean[40].double(), expected, rtol=1e-4, atol=1e-5)
@@ -122,7 +124,10 @@ def test_one_step_is_the_natural_gradient(fitted):
     by_first, by_second = torch.autograd.grad(bound, (first, second))
     batch = Ratings([0, 0], [0, 1], [x for _, x in entries], (1, 2))
     update_batch(
-        posterior, batch, torch.tensor([row]), torch.tensor([1, 9]), passes=1, move=(True, False)
+        posterior,
+        Batch(batch, torch.tensor([row]), torch.tensor([1, 9])),
+        passes=1,
+        move=(True, False),
     )
     new_mean, new_covariance = reference.member(posterior.rows, row)
     new = torch.linalg.inv(new_covariance)
@@ -149,7 +154,7 @@ def test_stream_comes_close_to_the_batch_fit():
         r, local_r = np.unique(rows[part], return_inverse=True)
         c, local_c = np.unique(columns[part], return_inverse=True)
         batch = Ratings(local_r, local_c, values[part], (len(r), len(c)))
-        update_batch(stream, batch, torch.from_numpy(r).long(), torch.from_numpy(c).long())
+        update_batch(stream, Batch(batch, torch.from_numpy(r).long(), torch.from_numpy(c).long()))
     batch_fit = fit_variational(ratings, 2)
     whole = error(batch_fit)
     assert stream.noise_precision == pytest.approx(batch_fit.noise_precision, rel=0.5)
@@ -168,7 +173,7 @@ def test_rated_sets_grow_with_the_stream():
     effects = posterior.rows.set_effects.effects
     sums = posterior.rows.set_effects.sums[4].clone()
     batch = Ratings([0, 0], [0, 1], [0.1, 0.2], (1, 2))
-    update_batch(posterior, batch, torch.tensor([4]), torch.tensor([2, 11]))
+    update_batch(posterior, Batch(batch, torch.tensor([4]), torch.tensor([2, 11])))
     torch.testing.assert_close(posterior.rows.set_effects.sums[4], sums + effects[2] + effects[11])
 
 

@@ -54,7 +54,10 @@ def described(model: MatrixCompletion) -> dict[str, Any]:
     parts = means if isinstance(means, tuple) else (means,)
     return {
         "predictions": [torch.from_numpy(part) for part in parts],
-        "seen": [torch.from_numpy(part) for part in inside.given()],
+        "seen": [
+            torch.from_numpy(getattr(inside.given(), name))
+            for name in ("rows", "columns", "values")
+        ],
         "ids": [
             [str(label) for label in ids.tolist()] for ids in (model.row_ids_, model.column_ids_)
         ],

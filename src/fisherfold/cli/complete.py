@@ -182,10 +182,10 @@ class Model:
         """The table for a fit, its entries, features and times."""
         table = _read(file, reading, skip_bad_lines, time=self.time_column, implicit=self.implicit)
         entries = _entries(table)
-        return table, entries, self._extras(entries, table.times, reading, skip_bad_lines)
+        return table, entries, self._features(entries, reading, skip_bad_lines)
 
-    def _extras(
-        self, entries: Entries, times: Any, reading: Columns, skip_bad_lines: bool
+    def _features(
+        self, entries: Entries, reading: Columns, skip_bad_lines: bool
     ) -> SideInformation:
         from fisherfold.completion.inference.features import encode_features
         from fisherfold.completion.training import SideInformation
@@ -195,7 +195,7 @@ class Model:
         found = [
             None
             if file is None
-            else encode_features(_features(file, name, reading, skip_bad_lines), side, name)
+            else encode_features(_features(file, name, side, reading, skip_bad_lines), side, name)
             for file, side, name in zip(
                 (self.row_features, self.column_features),
                 ("row", "column"),
@@ -203,7 +203,7 @@ class Model:
                 strict=True,
             )
         ]
-        return SideInformation((found[0], found[1]), times)
+        return SideInformation((found[0], found[1]))
 
 
 Shown = Annotated[
@@ -256,9 +256,9 @@ def fit(
             fitted.fit_file_share(file, checkpoint=checkpoint, **how)
             read = {"processes": processes.size}
         else:
-            table, entries, extras = model.read(file, reading, skip_bad_lines)
+            table, entries, known = model.read(file, reading, skip_bad_lines)
             read, began = _account(table), time.perf_counter()
-            fitted.fit_entries(entries, extras)
+            fitted.fit_entries(entries, known)
         seconds = time.perf_counter() - began
         with processes.together():
             if processes.is_first:
@@ -540,37 +540,33 @@ def evaluate(
         table = _more(file, reading, fitted, skip_bad_lines, time=model.time_column)
         errors = "" if fitted.model_.inference == "implicit" else errors
         found = (
-            {"file": str(file)}
-            | _account(table)
-            | _scores(fitted, _entries(table), table.times, top, relevant)
+            {"file": str(file)} | _account(table) | _scores(fitted, _entries(table), top, relevant)
         )
         answer(f"Errors on {file.name}", found)
         return
     errors, fitted = "" if model.implicit else errors, model.estimator()
-    table, entries, extras = model.read(file, reading, skip_bad_lines)
+    table, entries, known = model.read(file, reading, skip_bad_lines)
     found = {"file": str(file)} | _account(table)
     if test is not None:
-        fitted.fit_entries(entries, extras)
+        fitted.fit_entries(entries, known)
         more = _more(test, reading, fitted, skip_bad_lines, time=model.time_column)
         found |= {"test": str(test), "rank": fitted.model_.posterior.rank}
         answer(
             f"Errors on {test.name}",
-            found | _scores(fitted, _entries(more), more.times, top, relevant),
+            found | _scores(fitted, _entries(more), top, relevant),
         )
         return
-    if split in ("folds", "random"):  # no pair is both held out and in the fit
-        count, rule = (
-            len(entries.values),
-            fitted.duplicates if model.implicit else fitted.merge_rule,
-        )
-        entries, extras = _once(entries, extras, rule)
-        found["merged"] = count - len(entries.values)
-    parts = _parts(split, folds, entries, table, model.seed)
+    count = len(entries.values)
+    if split in ("folds", "random") and fitted.merge_rule in ("last", "sum"):
+        entries = entries.merged(fitted.merge_rule)
+    parts = _parts(split, folds, entries, model.seed)
+    if split in ("folds", "random"):
+        found["merged"] = count - int(entries.pair_numbers().max()) - 1
     scores = []
     with track("evaluating", len(parts)) as line:
         for train, held in parts:
-            fitted.fit_entries(entries.at(train), extras.at(train))
-            score = _scores(fitted, entries.at(held), extras.at(held).times, top, relevant)
+            fitted.fit_entries(entries.at(train), known)
+            score = _scores(fitted, entries.at(held), top, relevant)
             scores.append({"rank": fitted.model_.posterior.rank} | score)
             line.advance()
     found |= {"held out": len(parts[0][1])} if len(parts) == 1 else {"folds": folds}
@@ -584,40 +580,29 @@ def evaluate(
     answer(f"Held-out errors on {file.name}", found)
 
 
-def _once(entries: Entries, extras: SideInformation, rule: str) -> tuple[Entries, SideInformation]:
-    """Each pair once, with its time."""
-    from fisherfold.completion.training import merge_pairs
-
-    row_ids, column_ids, i, j = entries.indexed()
-    i, j, values, extras = merge_pairs(i, j, entries.values, extras, (row_ids, column_ids), rule)
-    return replace(
-        entries, rows=row_ids.decode(i), columns=column_ids.decode(j), values=values
-    ), extras
-
-
-def _parts(split: str, folds: int, entries: Entries, table: RatingTable, seed: int) -> list[Any]:
-    """Positions of the training and of the held-out entries."""
+def _parts(split: str, folds: int, entries: Entries, seed: int) -> list[Any]:
+    """Positions of the training and of the held-out entries; random parts hold out whole pairs."""
     import numpy as np
 
     from fisherfold.completion import splits
 
-    if split == "random":
-        return [splits.random_split(len(entries.values), seed=seed)]
     if split == "time":
-        return [splits.time_split(table.times)]
+        return [splits.time_split(entries.times)]
     if split == "last":
-        return [splits.last_out_split(entries.rows, table.times)]
-    if folds > len(entries.values):
-        raise ValueError(
-            f"--folds must be at most the number of ratings, {len(entries.values)}, got {folds}"
-        )
-    fold = np.random.default_rng(seed).permutation(len(entries.values)) % folds
+        return [splits.last_out_split(entries.rows, entries.times)]
+    pair = entries.pair_numbers()
+    n = int(pair.max()) + 1
+    if split == "random":
+        held = np.zeros(n, dtype=bool)
+        held[splits.random_split(n, seed=seed)[1]] = True
+        return [(np.flatnonzero(~held[pair]), np.flatnonzero(held[pair]))]
+    if folds > n:
+        raise ValueError(f"--folds must be at most the number of ratings, {n}, got {folds}")
+    fold = (np.random.default_rng(seed).permutation(n) % folds)[pair]
     return [(np.flatnonzero(fold != k), np.flatnonzero(fold == k)) for k in range(folds)]
 
 
-def _scores(
-    model: Any, held: Entries, times: Any, top: int | None, relevant: float | None
-) -> dict[str, float]:
+def _scores(model: Any, held: Entries, top: int | None, relevant: float | None) -> dict[str, float]:
     """Errors of predictions, what the 90 % intervals cover, and metrics of ranked lists."""
     import numpy as np
 
@@ -632,7 +617,7 @@ def _scores(
         if twice.any():  # their errors are too small, and lists leave them out
             found["already in the fit"] = int(twice.sum())
     if inside.inference != "implicit":
-        pairs = inside.pairs(i, j, times)
+        pairs = inside.pairs(i, j, held.times)
         mean = pairs.predict(clip=model.clip)
         found |= {"rmse": metrics.rmse(held.values, mean), "mae": metrics.mae(held.values, mean)}
         if inside.inference == "variational":
@@ -694,13 +679,13 @@ def _candidates(file: Path, reading: Columns, name: str) -> npt.NDArray[Any]:
     )
 
 
-def _features(file: Path, name: str, reading: Columns, skip_bad_lines: bool) -> Any:
+def _features(file: Path, name: str, side: str, reading: Columns, skip_bad_lines: bool) -> Any:
     """A table of features, whose separator may be another than that of the ratings."""
     from fisherfold.completion.inference.features import with_numbers
     from fisherfold.tables.readers import read_table
 
     how = {"encoding": reading.encoding, "max_bytes": reading.format()["max_bytes"]}
-    return with_numbers(read_table(file, skip_bad_lines=skip_bad_lines, **how).frame, name)
+    return with_numbers(read_table(file, skip_bad_lines=skip_bad_lines, **how).frame, name, side)
 
 
 def _entries(table: RatingTable) -> Entries:
@@ -710,7 +695,14 @@ def _entries(table: RatingTable) -> Entries:
     value = (
         "weight" if not table.has_values else "value" if table.header is None else table.names[2]
     )
-    return Entries(table.rows, table.columns, table.values, (*names, value), "polars")
+    return Entries(
+        table.rows,
+        table.columns,
+        table.values,
+        (*names, value),
+        "polars",
+        times=table.times,
+    )
 
 
 def _account(table: RatingTable) -> dict[str, Any]:

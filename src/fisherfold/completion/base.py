@@ -15,10 +15,11 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
-from fisherfold.completion.entries import Codes, Entries, Floats, merge, read_entries, read_pairs
+from fisherfold.completion.entries import Codes, Entries, Floats, read_entries, read_pairs
 from fisherfold.completion.files import KIND, VERSION, pack, unpack
 from fisherfold.completion.inference.features import as_times
 from fisherfold.completion.model import UNSEEN, CompletionModel, Pairs
+from fisherfold.completion.ratings import Triplets
 from fisherfold.completion.recommend import (
     BY,
     Ranking,
@@ -82,6 +83,11 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
     _with_new_rows = staticmethod(with_new_rows)
     _pack = staticmethod(pack)
     _unpack = staticmethod(unpack)
+
+    @property
+    def merge_rule(self) -> str:
+        """What becomes of pairs given twice."""
+        return self.duplicates
 
     def _adopt(self, model: CompletionModel, entries: Entries | None = None) -> None:
         """Make a fitted model this estimator's own, with the names and the frame of its entries."""
@@ -297,9 +303,9 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
             unknown = counted(int((~known).sum()), "rated column id was", "rated column ids were")
             warn(f"{unknown} not seen in fit and left out, of {len(known)}; the first is {first!r}")
         ids = index, self.model_.column_ids
-        i, j, values = merge(i[known], j[known], values[known], self.duplicates, ids)
+        entries = Triplets(i[known], j[known], values[known]).merged(self.merge_rule, ids)
         count = 1 if rows is None else len(index)
-        return self._with_new_rows(self.model_, count, i, j, values), index.labels
+        return self._with_new_rows(self.model_, count, entries), index.labels
 
     def predict_new(
         self, rated: Any, values: Any, wanted: Any, *, return_std: bool = False

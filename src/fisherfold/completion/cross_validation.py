@@ -9,20 +9,21 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from fisherfold.completion.entries import Entries
+from fisherfold.completion.entries import Entries, pair_numbers
 from fisherfold.completion.model import CompletionModel
 from fisherfold.completion.rating_model import (
     CHECKS,
     MatrixCompletion,
     RatingModel,
+    check_possible,
     numbered,
     settings_of,
     side_information,
+    with_extras,
 )
 from fisherfold.completion.training import (
     Settings,
     SideInformation,
-    merge_pairs,
     model_of,
     prepare,
     solve,
@@ -123,11 +124,13 @@ class MatrixCompletionCV(RatingModel):
         column_features: Any = None,
         time: Any = None,
         sample_weight: Any = None,
+        noise_scale: Any = None,
+        ids: Any = None,
     ) -> MatrixCompletionCV:
         """Choose rank and ridge, and fit the model; the arguments are those of ``MatrixCompletion.fit``."""
         entries = self._read(X, y, columns=columns, matrix=matrix)
-        known = side_information(X, entries, row_features, column_features, time, sample_weight)
-        return self.fit_entries(entries, known)
+        entries = with_extras(X, entries, time, sample_weight, noise_scale, ids)
+        return self.fit_entries(entries, side_information(entries, row_features, column_features))
 
     def fit_entries(
         self, entries: Entries, known: SideInformation | None = None
@@ -159,26 +162,29 @@ class MatrixCompletionCV(RatingModel):
         self, tried: list[Settings], entries: Entries, known: SideInformation
     ) -> dict[str, Any]:
         """The held-out errors of all ranks and ridges."""
-        ids, i, j = numbered(entries, known)
         settings = tried[0]
-        i, j, values, known = merge_pairs(i, j, entries.values, known, ids, settings.rule)
-        if (n := len(values)) < self.cv:
+        check_possible(settings, entries, known)
+        ids, i, j = numbered(entries, known)
+        data = entries.numbered(i, j)
+        if settings.rule not in ("mean", "keep"):
+            data = data.merged(settings.rule, ids)
+        pair = pair_numbers(data.rows, data.columns)  # no pair is both held out and in the fit
+        if (n := int(pair.max()) + 1) < self.cv:
             raise ValueError(f"cv={self.cv} folds need as many ratings, got {n}")
         ranks = self._possible_ranks(settings, len(ids[0]), len(ids[1]))
         errors = np.empty((len(tried), len(ranks), self.cv))
-        fold = np.random.default_rng(settings.seed).permutation(n) % self.cv
+        fold = (np.random.default_rng(settings.seed).permutation(n) % self.cv)[pair]
         with track("cross-validation", errors.size) as line:
             for k in range(self.cv):
-                kept = fold != k
-                inside, asked = known.at(kept), known.at(~kept)
-                table = prepare(i[kept], j[kept], values[kept], ids, settings, inside)
+                held = data.at(fold == k)
+                table = prepare(data.at(fold != k), ids, settings, known)
                 for r, with_ridge in enumerate(tried):
                     for s, rank in enumerate(ranks):
                         chosen = replace(with_ridge, rank=rank)
                         model = model_of(ids, table, solve(table, chosen), settings.inference)
-                        pairs = model.pairs(i[~kept], j[~kept], asked.times)
-                        off = pairs.predict(clip=self.clip) - values[~kept]
-                        errors[r, s, k] = np.sqrt(np.average(off**2, weights=asked.weights))
+                        pairs = model.pairs(held.rows, held.columns, held.times)
+                        off = pairs.predict(clip=self.clip) - held.values
+                        errors[r, s, k] = np.sqrt(np.average(off**2, weights=held.amounts))
                         line.advance()
         pairs_tried = [(rank, each.ridge) for each in tried for rank in ranks]
         return _results(pairs_tried, errors.reshape(-1, self.cv))

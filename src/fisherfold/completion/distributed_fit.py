@@ -16,17 +16,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fisherfold.completion.entries import Codes, Entries, Floats, merge, mixed
+from fisherfold.completion.entries import Codes, Entries, Floats, mixed
 from fisherfold.completion.files import pack_posterior, unpack_posterior
 from fisherfold.completion.inference.posterior import CompletionPosterior
 from fisherfold.completion.model import CompletionModel
-from fisherfold.completion.ratings import Ratings, TrainingRatings
+from fisherfold.completion.ratings import Ratings, TrainingRatings, Triplets
 from fisherfold.completion.training import (
     PreparedRatings,
     Settings,
     model_of,
     solve,
     standardise,
+    without_weights,
 )
 from fisherfold.distributed import Axis, Group, balanced_cuts, current_group
 from fisherfold.files import digest, sound
@@ -107,7 +108,11 @@ def _fit(
 
     posterior = solve(table, settings, init, after_pass).gathered()
     return model_of(
-        (row_ids, column_ids), table, posterior, settings.inference, _seen(table.ratings, group)
+        (row_ids, column_ids),
+        table,
+        posterior,
+        settings.inference,
+        _seen(table, len(row_ids), group),
     )
 
 
@@ -118,13 +123,15 @@ def _identity(data: str, settings: Settings) -> dict[str, Any]:
     return options | {"data": data}
 
 
-def _digest(
-    ids: tuple[IdIndex, IdIndex], own: Codes, other: Codes, values: Floats, group: Group
-) -> str:
+def _digest(ids: tuple[IdIndex, IdIndex], entries: Triplets, flipped: bool, group: Group) -> str:
     """A fingerprint of ids and entries that does not depend on who holds which."""
+    own, other = entries.rows, entries.columns
+    if not flipped:
+        own, other = other, own
     pair = (own.astype(np.uint64) << np.uint64(32)) + other.astype(np.uint64)
-    total = int(mixed(mixed(pair) ^ values.view(np.uint64)).sum())
-    high, low, count = group.sum(torch.tensor([total >> 32, total % 2**32, len(values)])).tolist()
+    total = int(mixed(mixed(pair) ^ entries.values.view(np.uint64)).sum())
+    parts = torch.tensor([total >> 32, total % 2**32, len(entries)])
+    high, low, count = group.sum(parts).tolist()
     arrays = [torch.from_numpy(part.copy()) for index in ids for part in index.to_arrays().values()]
     return f"{count} entries {((high << 32) + low) % 2**64:016x} of ids {digest(arrays)}"
 
@@ -150,31 +157,37 @@ def share_out(
     counts = np.bincount(own, minlength=len(ids[0 if flipped else 1]))
     cuts = balanced_cuts(group.sum(torch.from_numpy(counts)).numpy(), group.size)
     own, other, values = _exchanged(own, other, values, cuts, group)
-    came = len(values)
+    rows, columns = (own, other) if flipped else (other, own)
+    given = Triplets(rows, columns, values)
     with group.together():
-        if settings.duplicates != "mean":
-            pair = (own, other) if flipped else (other, own)
-            i, j, values = merge(*pair, values, settings.duplicates, ids)
-            own, other = (i, j) if flipped else (j, i)
-    data = _digest(ids, own, other, values, group) if with_digest else ""
-    center, scale, low, high, dtype = standardise(values, settings, group)
-    axis = Axis(len(counts), cuts[group.rank], cuts[group.rank + 1], group)
+        mine = given.merged(settings.rule, ids)
+    merged = int(group.sum(torch.tensor(len(given) - len(mine))))
+    # all processes have weights, or none: they join their sums of the same tables
+    if bool(group.largest(torch.tensor(int(mine.amounts is not None)))) and mine.amounts is None:
+        mine = replace(mine, amounts=np.ones(len(mine)))
+    data = _digest(ids, mine, flipped, group) if with_digest else ""
+    observed = given.values if settings.rule == "mean" else mine.values
+    ends = float(observed.min(initial=np.inf)), float(observed.max(initial=-np.inf))
+    numbers = without_weights(mine) if settings.inference == "point" else mine
+    unit = standardise(numbers, ends, settings, group)
+    start = cuts[group.rank]
+    axis = Axis(len(counts), start, cuts[group.rank + 1], group)
     across = Axis.whole(len(ids[1] if flipped else ids[0]))
+    if flipped:
+        axes = axis, across
+        shard = replace(numbers, rows=mine.rows - start)
+    else:
+        axes = across, axis
+        shard = replace(numbers, columns=mine.columns - start)
     ratings = Ratings.over(
-        (across, axis),
-        other,
-        own - cuts[group.rank],
-        (values - center) / scale,
-        dtype=dtype,
-        duplicates="mean",
+        axes,
+        shard,
+        center=unit.center,
+        scale=unit.scale,
+        dtype=unit.dtype,
         device=settings.device,
     )
-    merged = int(group.sum(torch.tensor(came))) - ratings.n_ratings
-    return (
-        PreparedRatings(ratings.T if flipped else ratings, center, scale, low, high, merged),
-        *ids,
-        data,
-    )
+    return PreparedRatings(ratings, mine, unit, merged), *ids, data
 
 
 def _joint_index(index: IdIndex, group: Group) -> IdIndex:
@@ -207,13 +220,17 @@ def _exchanged(
     return found[:, 0].astype(np.int64), found[:, 1].astype(np.int64), values
 
 
-def _seen(ratings: Ratings, group: Group) -> TrainingRatings | None:
+def _seen(table: PreparedRatings, n_rows: int, group: Group) -> TrainingRatings | None:
     """The ratings of all processes, on each of them, unless they are too many."""
-    if group.size == 1:
-        return TrainingRatings.of(ratings)
-    if ratings.n_ratings > SEEN_LIMIT:
-        return None
-    rows, columns, values = (part.cpu() for part in ratings.entries())
-    rows, columns = rows.long() + ratings.row_axis.start, columns + ratings.column_axis.start
-    i, j, found = (group.gather(part).numpy() for part in (rows, columns, values))
-    return TrainingRatings.from_entries(i, j, found, ratings.shape[0])
+    entries = table.entries
+    if group.size > 1:
+        if table.ratings.n_ratings > SEEN_LIMIT:
+            return None
+        replicated = bool(group.largest(torch.tensor(int(entries.amounts is not None))))
+        found = {}
+        for name in ("rows", "columns", "values", *(("amounts", "spread") if replicated else ())):
+            given = getattr(entries, name)
+            given = entries._default(name) if given is None else given
+            found[name] = group.gather(torch.from_numpy(np.ascontiguousarray(given))).numpy()
+        entries = Triplets(**found).merged("keep")
+    return TrainingRatings.of(entries, n_rows)

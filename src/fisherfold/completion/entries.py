@@ -16,15 +16,17 @@ import numpy.typing as npt
 import scipy.sparse
 import torch
 
+from fisherfold.completion.inference.features import as_times
+from fisherfold.completion.ratings import Triplets
 from fisherfold.plain import counted
 from fisherfold.tables.frames import columns_of, frame_kind, numbers
-from fisherfold.tables.ids import IdIndex, as_array
+from fisherfold.tables.ids import IdIndex, as_array, as_ids
 from fisherfold.tables.roles import ENTRIES, PAIRS, may_hold_row_ids, named_columns, usual_columns
 
 Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int64]
 LARGEST = 1e300  # so that the sum of many is finite
-RULES = ("mean", "last", "sum", "error")
+_WEIGHTS = (1e-30, 1e30)  # between which a weight or a noise scale must lie
 _WIDE_ARRAY = 5  # an array with so many columns can only be a matrix
 _ENTRIES = "fit(X, columns=('user', 'item', 'rating')) with your names"
 _PAIRS = "name them with columns=('user', 'item')"
@@ -33,15 +35,31 @@ _MATRIX = "if it is a matrix with one row per line, pass fit(X, matrix=True)"
 
 @dataclass(frozen=True)
 class Entries:
-    """Observed entries."""
+    """Observed entries, as they were given.
 
-    rows: Any  # the row id of each entry
-    columns: Any  # the column id of each entry
-    values: Floats  # the values in float64, finite
-    # the names of the three columns, where a data frame was given
+    Attributes:
+        rows: the row id of each entry.
+        columns: the column id of each entry.
+        values: the values in float64, finite.
+        names: the names of the three columns, where a data frame was given.
+        frame: the library of that data frame, ``pandas`` or ``polars``.
+        is_matrix: whether they were given as a matrix.
+        weights: what each log likelihood is multiplied by; None if by 1.
+        noise_scale: the standard deviation of each in units of that of an ordinary one; None if all are ordinary.
+        times: when, as numbers.
+        keys: what identifies each entry, for streams that deliver some of them again.
+    """
+
+    rows: Any
+    columns: Any
+    values: Floats
     names: tuple[str, str, str] = ("row", "column", "value")
-    frame: str | None = None  # the library of that data frame, ``pandas`` or ``polars``
-    is_matrix: bool = False  # whether they were given as a matrix
+    frame: str | None = None
+    is_matrix: bool = False
+    weights: Floats | None = None
+    noise_scale: Floats | None = None
+    times: Floats | None = None
+    keys: Any = None
 
     def indexed(self) -> tuple[IdIndex, IdIndex, Codes, Codes]:
         """Number the ids."""
@@ -49,18 +67,107 @@ class Entries:
         column_ids, columns = IdIndex.fit(self.columns, "column")
         return row_ids, column_ids, rows, columns
 
-    def at(self, positions: npt.NDArray[np.int64]) -> Entries:
+    def numbered(self, rows: Codes, columns: Codes) -> Triplets:
+        """The entries with numbers in place of ids."""
+        weights = self.weights
+        if self.noise_scale is not None:
+            precision = self.noise_scale**-2.0
+            weights = precision if weights is None else precision * weights
+        amounts = self.weights
+        if amounts is None and weights is not None:
+            amounts = np.ones(len(self.values))
+        given = None if self.noise_scale is None else weights
+        excess = None
+        if self.weights is not None and weights is not None:
+            excess = weights * (self.weights - 1)
+        return Triplets(rows, columns, self.values, amounts, given, times=self.times, excess=excess)
+
+    def at(self, positions: npt.NDArray[Any]) -> Entries:
         """Some of the entries."""
-        rows, columns = as_array(self.rows)[positions], as_array(self.columns)[positions]
-        return replace(self, rows=rows, columns=columns, values=self.values[positions])
+        parts: dict[str, Any] = {"values": self.values[positions]}
+        for name in ("rows", "columns", "keys"):
+            if (given := getattr(self, name)) is not None:
+                parts[name] = as_array(given)[positions]
+        for name in ("weights", "noise_scale", "times"):
+            if (given := getattr(self, name)) is not None:
+                parts[name] = given[positions]
+        return replace(self, **parts)
 
     def merged(self, rule: str) -> Entries:
-        """Each pair once."""
+        """Each pair once; what ``mean`` knows of replicates is lost."""
         row_ids, column_ids, rows, columns = self.indexed()
-        i, j, values = merge(rows, columns, self.values, rule, (row_ids, column_ids))
-        if len(values) == len(self.values):
+        found = self.numbered(rows, columns).merged(rule, (row_ids, column_ids))
+        if len(found) == len(self.values):
             return self
-        return replace(self, rows=row_ids.decode(i), columns=column_ids.decode(j), values=values)
+        return replace(
+            self,
+            rows=row_ids.decode(found.rows),
+            columns=column_ids.decode(found.columns),
+            values=found.values,
+            weights=found.amounts,
+            noise_scale=None,
+            times=found.times,
+            keys=None,
+        )
+
+    def pair_numbers(self) -> Codes:
+        """A number for each entry, the same for entries of one pair, in the order of their first ones."""
+        _, _, rows, columns = self.indexed()
+        return pair_numbers(rows, columns)
+
+    def with_extras(
+        self, *, weights: Any = None, noise_scale: Any = None, times: Any = None, keys: Any = None
+    ) -> Entries:
+        """The same entries with weights, scales of noise, times and keys, checked; those of weight 0 are left out."""
+        count = len(self.values)
+        if self.is_matrix and any(x is not None for x in (weights, noise_scale, times, keys)):
+            raise ValueError(
+                "time, sample_weight, noise_scale and ids need entries: pass pairs of ids, or a data frame"
+            )
+        checked = replace(
+            self,
+            weights=_positive(weights, count, "sample_weight", zero=True),
+            noise_scale=_positive(noise_scale, count, "noise_scale"),
+            times=None if times is None else as_times(times, count),
+            keys=None if keys is None else as_ids(keys, "event"),
+        )
+        if checked.keys is not None and len(checked.keys) != count:
+            raise ValueError(
+                f"ids must hold one key per entry, got {len(checked.keys)} for {count}"
+            )
+        if checked.weights is None or (checked.weights > 0).all():
+            return checked
+        if not (checked.weights > 0).any():
+            raise ValueError(
+                "sample_weight must not be zero for all entries: nothing is left to fit"
+            )
+        return checked.at(np.flatnonzero(checked.weights > 0))
+
+
+def pair_numbers(rows: Codes, columns: Codes) -> Codes:
+    """A number for each entry, the same for entries of one pair, in the order of their first ones."""
+    key = rows.astype(np.int64) * (int(columns.max(initial=0)) + 1) + columns
+    _, first, place = np.unique(key, return_index=True, return_inverse=True)
+    return np.asarray(np.argsort(np.argsort(first))[place], dtype=np.int64)
+
+
+def _positive(values: Any, count: int, name: str, *, zero: bool = False) -> Floats | None:
+    """Positive numbers, one per entry."""
+    if values is None:
+        return None
+    found = numbers(values, name)
+    if len(found) != count:
+        raise ValueError(f"{name} must hold one number per entry, got {len(found)} for {count}")
+    low, high = _WEIGHTS
+    good = (found >= low) & (found <= high)
+    good |= zero & (found == 0)
+    if not good.all():
+        least = "0 or between" if zero else "between"
+        raise ValueError(
+            f"{name} must be {least} {low:g} and {high:g}, got {found[~good][0]:g} at position "
+            f"{int(np.argmin(good))}"
+        )
+    return found
 
 
 def mixed(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -68,54 +175,6 @@ def mixed(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         keys = (keys ^ (keys >> np.uint64(shift))) * np.uint64(factor)
     return keys ^ (keys >> np.uint64(31))
-
-
-def merge(
-    rows: Codes,
-    columns: Codes,
-    values: Floats,
-    rule: str,
-    ids: tuple[IdIndex, IdIndex] | None = None,
-) -> tuple[Codes, Codes, Floats]:
-    """Join entries of equal pairs.
-
-    Example:
-        >>> entries = np.array([0, 1, 0]), np.array([2, 2, 2]), np.array([1.0, 5.0, 2.0])
-        >>> [merge(*entries, rule)[2].tolist() for rule in ("mean", "last", "sum")]
-        [[1.5, 5.0], [2.0, 5.0], [3.0, 5.0]]
-    """
-    key = rows * (int(columns.max(initial=0)) + 1) + columns
-    order = np.argsort(key, kind="stable")
-    fresh = np.diff(key[order], prepend=-1) != 0
-    if fresh.all():
-        return rows, columns, values
-    if rule == "error":
-        first = order[np.flatnonzero(~fresh)[0]]
-        pair = rows[first], columns[first]
-        names = (
-            pair
-            if ids is None
-            else [index.decode([k]).tolist()[0] for index, k in zip(ids, pair, strict=True)]
-        )
-        raise ValueError(
-            f"{counted(int((~fresh).sum()), 'entry repeats', 'entries repeat')} a pair that was given before, the "
-            f"first is row {names[0]!r}, column {names[1]!r}; choose duplicates='mean', 'last' or 'sum' to merge them"
-        )
-    starts = np.flatnonzero(fresh)
-    counts = np.diff(starts, append=len(values))
-    sorted_values = values[order]
-    if rule == "last":
-        joint = sorted_values[starts + counts - 1]
-    else:
-        joint = np.add.reduceat(sorted_values, starts)
-        joint = joint if rule == "sum" else joint / counts
-        joint = nearest(joint, np.unique(values)) if rule == "category" else joint
-    return rows[order][starts], columns[order][starts], joint
-
-
-def nearest(values: Floats, known: Floats) -> Floats:
-    """For each value the nearest of some known ones, which ascend."""
-    return np.asarray(known[np.searchsorted((known[1:] + known[:-1]) / 2, values)])
 
 
 def read_entries(

@@ -15,6 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fisherfold.completion.events import Events
+from fisherfold.completion.inference.features import FeatureEncoder
 from fisherfold.completion.inference.likelihoods import Ordinal
 from fisherfold.completion.inference.posterior import CompletionPosterior, Side
 from fisherfold.completion.inference.prior_mean import FeatureEffects, SetEffects
@@ -46,6 +48,13 @@ _SIDE = {
 _SET = {"effects": "mq", "sums": "nq", "shares": "m"}
 _FEATURES = {"table": "np", "groups": "p#", "weights": "pq", "strength": "p", "inverse": "pp"}
 _TIME = {"starts": "s", "keys": "k#", "mean": "k", "variance": "k0", "prior": "o+"}
+_OF_RATINGS = {
+    "amounts": 0.0,
+    "weights": 0.0,
+    "spread": 0.0,
+    "times": None,
+    "excess": None,
+}  # least values
 _LARGEST = 1e30  # of precisions and their like: beyond, their products leave float64
 
 
@@ -55,11 +64,15 @@ def pack(model: CompletionModel) -> tuple[Arrays, dict[str, Any]]:
     meta |= {name: float(getattr(model, name)) for name in ("center", "scale", "low", "high")}
     meta |= {name: int(getattr(model, name)) for name in _COUNTS} | {"inference": model.inference}
     meta["unobserved_weight"] = model.unobserved_weight
+    meta["encoders"] = [None if each is None else each.to_json() for each in model.encoders]
     arrays |= pack_index(model.row_ids, "rows") | pack_index(model.column_ids, "columns")
+    if model.categories is not None:
+        arrays["categories"] = model.categories
+    if model.events is not None:
+        arrays |= {"events.keys": model.events.keys, "events.values": model.events.values}
     if model.seen is not None:
-        arrays |= {
-            f"seen.{name}": getattr(model.seen, name) for name in ("offsets", "columns", "values")
-        }
+        parts = vars(model.seen).items()
+        arrays |= {f"seen.{name}": part for name, part in parts if part is not None}
     return arrays, meta
 
 
@@ -92,6 +105,9 @@ def unpack(
         unobserved_weight=expect_number(
             {"unobserved_weight": 0.0} | dict(meta), "unobserved_weight", least=0
         ),
+        categories=_categories(tensors, posterior),
+        events=_events(tensors),
+        encoders=_encoders(meta, posterior),
     )
     _check_predictions(model)
     return model
@@ -115,10 +131,7 @@ def _check_predictions(model: CompletionModel) -> None:
     variance = (q + 1) ** 2 * math.prod(1 + spread for spread in spreads) + drift
     std = math.sqrt(variance + math.prod(doubts) / posterior.noise_precision)
     most = float(torch.finfo(posterior.rows.mean.dtype).max)
-    values = posterior.ordinal and _largest(posterior.ordinal.values) * model.scale + abs(
-        model.center
-    )
-    if not (mean < most and max(mean, std) * model.scale < 1e300 and (values or 0.0) < 1e150):
+    if not (mean < most and max(mean, std) * model.scale < 1e304):
         raise ValueError("its numbers are so large that predictions overflow")
 
 
@@ -126,6 +139,39 @@ def _largest(*tensors: Tensor) -> float:
     return max(
         (float(torch.linalg.vector_norm(t, math.inf)) for t in tensors if t.numel()), default=0.0
     )
+
+
+def _categories(tensors: Mapping[str, Tensor], posterior: CompletionPosterior) -> Any:
+    """The values of ordered categories, as many as the posterior has."""
+    if posterior.ordinal is None:
+        return None
+    found = expect(tensors, "categories", (len(posterior.ordinal.values),)).double().numpy()
+    if not (np.diff(found) > 0).all():
+        raise ValueError("categories must ascend")
+    return found
+
+
+def _events(tensors: Mapping[str, Tensor]) -> Events | None:
+    if "events.keys" not in tensors:
+        return None
+    keys = expect(tensors, "events.keys", (None,), integers=True).long().numpy()
+    values = expect(tensors, "events.values", (len(keys),)).double().numpy()
+    if not (np.diff(keys) > 0).all():
+        raise ValueError("events.keys must ascend")
+    return Events(keys, values)
+
+
+def _encoders(meta: Mapping[str, Any], posterior: CompletionPosterior) -> Any:
+    """How features are encoded, into as many columns as the posterior has effects."""
+    given = meta.get("encoders")
+    if not isinstance(given, list) or len(given) != 2:
+        raise ValueError("its encoders are not those of rows and columns")
+    found = [None if each is None else FeatureEncoder.from_json(each) for each in given]
+    for encoder, side in zip(found, (posterior.rows, posterior.columns), strict=True):
+        width = 0 if side.features is None else side.features.table.shape[1]
+        if (0 if encoder is None else encoder.width) != width:
+            raise ValueError("its encoders do not fit the effects of features")
+    return found[0], found[1]
 
 
 def _seen(tensors: Mapping[str, Tensor], n_rows: int, n_columns: int) -> TrainingRatings | None:
@@ -138,7 +184,12 @@ def _seen(tensors: Mapping[str, Tensor], n_rows: int, n_columns: int) -> Trainin
     runs = offsets[0] == 0 and offsets[-1] == len(columns) and (np.diff(offsets) >= 0).all()
     if not runs or columns.max(initial=-1) >= n_columns:
         raise ValueError("seen.offsets and seen.columns do not fit the table")
-    return TrainingRatings(offsets, columns, values)
+    others = {}
+    for name, least in _OF_RATINGS.items():
+        if f"seen.{name}" in tensors:
+            found = expect(tensors, f"seen.{name}", (len(columns),), least=least)
+            others[name] = found.double().numpy()
+    return TrainingRatings(offsets, columns, values, **others)
 
 
 def pack_posterior(posterior: CompletionPosterior) -> tuple[Arrays, dict[str, Any]]:
@@ -161,6 +212,7 @@ def pack_posterior(posterior: CompletionPosterior) -> tuple[Arrays, dict[str, An
         "weight_strength",
         "weighted_sse",
         "n_ratings",
+        "amount",
         "fixed_ridge",
         "converged",
         "trace",
@@ -199,6 +251,7 @@ def unpack_posterior(
         noise_precision=expect_number(meta, "noise_precision", least=1 / _LARGEST, most=_LARGEST),
         weight_strength=strength,
         n_ratings=expect_number(meta, "n_ratings", least=1, integer=True),
+        amount=expect_number(meta, "amount", least=0, most=_LARGEST),
         fixed_ridge=None
         if ridge is None
         else expect_number(meta, "fixed_ridge", least=0, most=_LARGEST),

@@ -1,6 +1,6 @@
 """Ratings in one order, all those of a column (or a row) next to each other, and the sums over them.
 
-    sums({k: table})[g] = Σ_{r in group g} value_r^k table[index_r]
+    sums({k: table})[g] = Σ_{r in group g} w_r value_r^k table[index_r]
 
 Every pass over the ratings, of every method, is made of these sums: no gathered row and no residual is ever stored.
 """
@@ -8,7 +8,7 @@ Every pass over the ratings, of every method, is made of these sums: no gathered
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,6 +30,9 @@ class Grouped:
     n_others: int  # how many members the other side has
     # the other side, if its members are divided among processes: sums over a group are then partial
     across: Axis | None = None
+    weights: Tensor | None = None  # w of each rating, None if all are 1
+    extra_squares: Tensor | None = None  # what is added to w x² of each rating, None if nothing is
+    excess: Tensor | None = None  # w (w - 1) of each rating, None if all are 0
 
     @property
     def n_groups(self) -> int:
@@ -90,11 +93,16 @@ class Grouped:
         return self.total(bag_sum(table, self.stored_indices, self.offsets))
 
     def _power(self, power: int, part: slice, dtype: torch.dtype) -> Tensor | None:
-        """value^k of some ratings; None for ones."""
+        """W value^power of some ratings, with what is added to squares; None for ones."""
+        weights = None if self.weights is None else self.weights[part].to(dtype)
         if power == 0:
-            return None
+            return weights
         values = self.stored_values[part].to(dtype)
-        return values if power == 1 else values**power
+        found = values if power == 1 else values**power
+        found = found if weights is None else found * weights
+        if power == 2 and self.extra_squares is not None:
+            found = found + self.extra_squares[part].to(dtype)
+        return found
 
     def total(self, sums: Tensor) -> Tensor:
         """Complete sums over the groups with what other processes hold of them."""
@@ -122,12 +130,24 @@ class Grouped:
     def take(self, groups: Tensor) -> Grouped:
         """A copy of some of the groups; one that occurs twice is taken twice."""
         positions, offsets = self.select(groups)
-        return Grouped(offsets, *self.at(positions), self.n_others, self.across)
+        return self._with(offsets, lambda part: part[positions])
+
+    def _with(self, offsets: Tensor, change: Callable[[Tensor], Tensor]) -> Grouped:
+        """Other offsets, and every table of ratings changed."""
+        weights, extra, excess = self.weights, self.extra_squares, self.excess
+        return replace(
+            self,
+            offsets=offsets,
+            stored_indices=change(self.stored_indices),
+            stored_values=change(self.stored_values),
+            weights=None if weights is None else change(weights),
+            extra_squares=None if extra is None else change(extra),
+            excess=None if excess is None else change(excess),
+        )
 
     def to(self, device: torch.device | str) -> Grouped:
         """The same on another device."""
-        offsets, indices = self.offsets.to(device), self.stored_indices.to(device)
-        return Grouped(offsets, indices, self.stored_values.to(device), self.n_others, self.across)
+        return self._with(self.offsets.to(device), lambda part: part.to(device))
 
 
 def bag_sum(

@@ -136,7 +136,7 @@ class ImplicitCompletion(RankingEstimator):
             This estimator.
         """
         entries = self._read(X, y, columns=columns, matrix=matrix)
-        known = side_information(X, entries, row_features, column_features, None, None)
+        known = side_information(entries, row_features, column_features)
         self.fit_entries(entries, known)
         return self
 
@@ -246,5 +246,5 @@ def _fit_all(
 
         factors = fit.run(passes, watch)
     return FactorScorer(
-        factors, TrainingRatings.of(ratings), trace=trace, converged=len(trace) < passes
+        factors, TrainingRatings.from_ratings(ratings), trace=trace, converged=len(trace) < passes
     )

@@ -244,7 +244,7 @@ class ItemToItem(RankingEstimator):
         self.search_: list[dict[str, Any]] = []
         self._learn(ratings, given)
         weights = self._weights(ratings, given["neighbours"])
-        seen = TrainingRatings.of(ratings)
+        seen = TrainingRatings.from_ratings(ratings)
         return ItemScorer(weights, seen)
 
     def _learn(self, ratings: Ratings, given: dict[str, Any]) -> None:

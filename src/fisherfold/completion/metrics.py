@@ -14,8 +14,8 @@ import numpy.typing as npt
 from scipy.sparse import csr_array
 from scipy.special import ndtri
 
-from fisherfold.completion.entries import Codes, Floats, merge
-from fisherfold.completion.ratings import places
+from fisherfold.completion.entries import Codes, Floats
+from fisherfold.completion.ratings import Triplets, places
 from fisherfold.tables.frames import columns_of, frame_kind, numbers
 from fisherfold.tables.ids import IdIndex, as_array
 from fisherfold.tables.validation import integer
@@ -83,7 +83,8 @@ def ranking_metrics(
         raise ValueError("there are no relevant columns to look for")
     row_ids, i = IdIndex.fit(as_array(rows)[good])
     column_ids, j = IdIndex.fit(as_array(columns)[good])
-    i, j, gains = merge(i, j, gains[good], "last")
+    wanted = Triplets(i, j, gains[good]).merged("last")
+    i, j, gains = wanted.rows, wanted.columns, wanted.values
     table = np.zeros((len(row_ids), k))
     listed_rows, listed, _ = _parts(recommended)
     at = row_ids.encode(listed_rows)

@@ -17,9 +17,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fisherfold.completion.entries import Codes, Floats, nearest
+from fisherfold.completion.entries import Codes, Floats
+from fisherfold.completion.events import Events
+from fisherfold.completion.inference.features import FeatureEncoder
 from fisherfold.completion.inference.posterior import CompletionPosterior, Side
-from fisherfold.completion.ratings import TrainingRatings
+from fisherfold.completion.ratings import TrainingRatings, Triplets
 from fisherfold.completion.scoring import Members, noise, score, variance
 from fisherfold.plain import counted
 from fisherfold.tables.ids import IdIndex
@@ -52,6 +54,9 @@ class CompletionModel:
         n_since_start: how many have come since.
         n_since_refined: how many have come since all of them were last gone through.
         unobserved_weight: of ``implicit``.
+        categories: the values of ordered categories, ascending.
+        events: the keys of the entries so far, where they have some.
+        encoders: how features of rows and of columns are encoded.
     """
 
     row_ids: IdIndex
@@ -68,6 +73,9 @@ class CompletionModel:
     n_since_start: int = 0
     n_since_refined: int = 0
     unobserved_weight: float = 0.0
+    categories: Floats | None = None
+    events: Events | None = None
+    encoders: tuple[FeatureEncoder | None, FeatureEncoder | None] = (None, None)
     _kept: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -126,23 +134,11 @@ class CompletionModel:
             )
         return torch.from_numpy(times).to(self.device)
 
-    @property
-    def categories(self) -> Floats:
-        """The values of ordered categories."""
-        if self.posterior.ordinal is None:
-            raise AttributeError("categories are those of likelihood='ordered' or 'binary'")
-        values = self.posterior.ordinal.values.double().cpu().numpy() * self.scale + self.center
-        return np.asarray(
-            np.round(values, 9 - int(np.floor(np.log10(max(abs(self.low), abs(self.high), 1e-9)))))
-        )
-
-    def given(self) -> tuple[Codes, Codes, Floats]:
+    def given(self) -> Triplets:
         """All ratings so far."""
         if self.seen is None:
             raise ValueError(_NOT_KEPT)
-        values = self.seen.values.astype(np.float64) * self.scale + self.center
-        values = values if self.posterior.ordinal is None else nearest(values, self.categories)
-        return self.seen.rows, self.seen.columns.astype(np.int64), values
+        return self.seen.entries()
 
     def seen_by(self, rows: Codes) -> tuple[Codes, Codes]:
         """The columns in which some rows have ratings."""
@@ -203,23 +199,24 @@ class Pairs:
 
     def predict(self, *, clip: bool = True) -> Floats:
         """Expected values."""
-        if self.model.posterior.ordinal is not None:
+        if self.model.categories is not None:
             return np.asarray(self.probabilities() @ self.model.categories)
         mean = self.scores()
         return np.clip(mean, self.model.low, self.model.high) if clip else mean
 
     def deviations(self) -> Floats:
         """Standard deviations of new values."""
-        if self.model.posterior.ordinal is None:
+        if self.model.categories is None:
             return self.spread(with_noise=True)
         chances, categories = self.probabilities(), self.model.categories
-        mean = chances @ categories
-        return np.sqrt(np.maximum(chances @ categories**2 - mean**2, 0))
+        unit = float(np.abs(categories).max()) or 1.0  # squares stay in range
+        off = categories / unit - (chances @ (categories / unit))[:, None]
+        return unit * np.sqrt((chances * off**2).sum(1))
 
     def intervals(self, coverage: float, *, clip: bool = True) -> tuple[Floats, Floats]:
         """Central intervals of new values; of ordered categories whole steps."""
         tail = (1 - coverage) / 2
-        if self.model.posterior.ordinal is not None:
+        if self.model.categories is not None:
             below, categories = np.cumsum(self.probabilities(), axis=1), self.model.categories
             last = below.shape[1] - 1
             low, high = ((below < q).sum(1).clip(max=last) for q in (tail, 1 - tail))

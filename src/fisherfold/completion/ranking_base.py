@@ -99,7 +99,7 @@ class RankingEstimator(CompletionBase):
         with threads(self.n_jobs):
             scorer = self._scorer(ratings, given, features)
         merged = len(entries.values) - ratings.n_ratings
-        model = RankingModel.of(ids, scorer, TrainingRatings.of(ratings), merged)
+        model = RankingModel.of(ids, scorer, TrainingRatings.from_ratings(ratings), merged)
         self._adopt(model, entries)
         return self
 
@@ -126,11 +126,11 @@ class RankingEstimator(CompletionBase):
     def _with_old(self, entries: Entries) -> Entries:
         """Entries after those of the fit."""
         model = self.model_
-        rows, columns, weights = model.given()
+        old = model.given()
         return Entries(
-            np.concatenate([model.row_ids.decode(rows), np.asarray(entries.rows)]),
-            np.concatenate([model.column_ids.decode(columns), np.asarray(entries.columns)]),
-            np.concatenate([weights, entries.values]),
+            np.concatenate([model.row_ids.decode(old.rows), np.asarray(entries.rows)]),
+            np.concatenate([model.column_ids.decode(old.columns), np.asarray(entries.columns)]),
+            np.concatenate([old.values, entries.values]),
             self.names_,
             self.frame_,
         )

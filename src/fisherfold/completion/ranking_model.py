@@ -20,7 +20,7 @@ from fisherfold.completion.entries import Codes, Floats
 from fisherfold.completion.grouped import Grouped
 from fisherfold.completion.inference.implicit import Blocks, Factors, half_pass
 from fisherfold.completion.model import CompletionModel
-from fisherfold.completion.ratings import TrainingRatings
+from fisherfold.completion.ratings import TrainingRatings, Triplets
 from fisherfold.tables.folders import expect, expect_number, pack_index, unpack_index
 
 UPPER = 1.645  # standard deviations: nineteen of twenty expected scores lie below
@@ -375,11 +375,9 @@ class ScorerRanking:
         return found if self.columns is None else found[:, self.columns]
 
 
-def with_new_rows(
-    model: RankingModel, count: int, rows: Codes, columns: Codes, values: Floats
-) -> RankingModel:
+def with_new_rows(model: RankingModel, count: int, entries: Triplets) -> RankingModel:
     """A model of new rows, numbered from 0, and the same columns."""
-    seen = TrainingRatings.from_entries(rows, columns, values, count)
+    seen = TrainingRatings.of(entries, count)
     return replace(model, posterior=model.scorer.of_rows(seen), seen=seen)
 
 

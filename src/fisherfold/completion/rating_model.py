@@ -19,21 +19,23 @@ from sklearn.metrics import r2_score
 from sklearn.utils import Tags
 
 from fisherfold.completion.base import SHARED_CHECKS, CompletionBase
-from fisherfold.completion.entries import RULES, Entries, Floats
-from fisherfold.completion.inference.features import FeatureColumns, as_times, encode_features
+from fisherfold.completion.entries import Entries, Floats
+from fisherfold.completion.events import Events
+from fisherfold.completion.inference.features import FeatureColumns, encode_features
 from fisherfold.completion.inference.likelihoods import LIKELIHOODS
 from fisherfold.completion.inference.rank import USUAL_RANK
-from fisherfold.completion.ratings import places
+from fisherfold.completion.ratings import RULES, Triplets, places
 from fisherfold.completion.training import (
     SOLVERS,
     Settings,
     SideInformation,
+    extend_ids,
     fitted,
     merge_rule,
 )
 from fisherfold.completion.updating import updated, with_new_rows
 from fisherfold.tables import validation
-from fisherfold.tables.frames import columns_of, frame_kind, numbers
+from fisherfold.tables.frames import columns_of, frame_kind
 from fisherfold.tables.ids import IdIndex
 from fisherfold.threads import threads
 from fisherfold.warn import warn
@@ -63,13 +65,15 @@ class RatingModel(RegressorMixin, CompletionBase):  # type: ignore[misc]
 
     @property
     def merge_rule(self) -> str:
-        """What becomes of pairs given twice: the mean of categories need be none, the nearest one is."""
+        """What becomes of pairs given twice: each of several categories is kept."""
         return merge_rule(self.duplicates, self.likelihood)
 
     @property
     def categories_(self) -> Floats:
         """The values of ordered categories, ascending."""
-        return self._fitted().categories
+        if (found := self._fitted().categories) is None:
+            raise AttributeError("categories_ needs likelihood='ordered' or 'binary'")
+        return found
 
     @property
     def rank_(self) -> int:
@@ -161,7 +165,8 @@ class RatingModel(RegressorMixin, CompletionBase):  # type: ignore[misc]
         for number in range(parts):
             held = part == number
             rest = ~held & (j >= 0)
-            model = with_new_rows(self.model_, int(i.max()) + 1, i[rest], j[rest], values[rest])
+            given = Triplets(i[rest], j[rest], values[rest]).merged("keep")
+            model = with_new_rows(self.model_, int(i.max()) + 1, given)
             found[held] = model.pairs(i[held], j[held]).predict(clip=self.clip)
         return found
 
@@ -283,6 +288,8 @@ class MatrixCompletion(RatingModel):
         column_features: Any = None,
         time: Any = None,
         sample_weight: Any = None,
+        noise_scale: Any = None,
+        ids: Any = None,
     ) -> MatrixCompletion:
         """Fit the model.
 
@@ -291,38 +298,43 @@ class MatrixCompletion(RatingModel):
             y: the values of the pairs.
             columns: the row id, column id and value columns of a data frame whose names are not the usual ones.
             matrix: True says that X is a matrix where it could be entries too.
-            row_features: what is known of the rows: a data frame with a column of ids, or a pair (ids, matrix). Ids
-                without ratings can be predicted from their features; ids without features are average ones.
+            row_features: what is known of the rows: a data frame with ids in a column or its index, or a pair (ids,
+                matrix). Ids without ratings can be predicted from their features; ids without features are average.
             column_features: the same for the columns.
             time: when each value was observed, as numbers (seconds) or dates, or the name of a column of X: rows then
                 drift from day to day, columns over longer periods.
-            sample_weight: a weight per value; a value of weight 2 counts as two.
+            sample_weight: the importance of each value, or the name of a column: its log likelihood is multiplied by
+                it, so that 2 counts as two ratings, 0.1 as a tenth of one, and 0 is left out. Nothing is rescaled.
+            noise_scale: the standard deviation of each value in units of that of an ordinary one, where measurements
+                are of known precision; or the name of a column.
+            ids: a key per entry, or the name of a column: ``partial_fit`` then leaves out entries that come again.
 
         Returns:
             This estimator.
         """
         entries = self._read(X, y, columns=columns, matrix=matrix)
-        return self.fit_entries(
-            entries,
-            side_information(X, entries, row_features, column_features, time, sample_weight),
-        )
+        entries = with_extras(X, entries, time, sample_weight, noise_scale, ids)
+        return self.fit_entries(entries, side_information(entries, row_features, column_features))
 
     def fit_entries(
         self, entries: Entries, known: SideInformation | None = None, *, grows: bool = False
     ) -> MatrixCompletion:
         """Fit the model to what was read already, for example from a file; a table that grows gets the full rank."""
         settings, known = self._settings(), known or SideInformation()
-        if settings.inference == "point" and (settings.likelihood != "gaussian" or known.given):
-            raise ValueError(
-                "features, time, sample_weight and likelihood need inference='variational'"
-            )
+        check_possible(settings, entries, known)
+        events = None
+        if entries.keys is not None:
+            events, fresh = Events.of(entries.keys, entries.values)
+            entries = entries.at(np.flatnonzero(fresh))
         with threads(self.n_jobs):
-            ids, i, j = numbered(entries, known)
+            numbers, i, j = numbered(entries, known)
             if not grows:
-                settings = settings.for_table(len(ids[0]), len(ids[1]))
+                settings = settings.for_table(len(numbers[0]), len(numbers[1]))
             elif settings.rank is None:  # a first batch says little about it
                 settings = replace(settings, rank=USUAL_RANK)
-            self._adopt(fitted(settings, ids, i, j, entries.values, known), entries)
+            model = fitted(settings, numbers, entries.numbered(i, j), known)
+        model.events = events
+        self._adopt(model, entries)
         return self
 
     def _settings(self, **chosen: Any) -> Settings:
@@ -331,32 +343,64 @@ class MatrixCompletion(RatingModel):
         return settings_of(given | chosen, self.solver, self.random_state)
 
     def partial_fit(
-        self, X: Any, y: Any = None, *, columns: Any = None, matrix: bool | None = None
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        columns: Any = None,
+        matrix: bool | None = None,
+        row_features: Any = None,
+        column_features: Any = None,
+        time: Any = None,
+        sample_weight: Any = None,
+        noise_scale: Any = None,
+        ids: Any = None,
     ) -> MatrixCompletion:
         """Add new ratings, rows and columns; the first call fits, to a batch of any size (``variational``).
 
         A few new ratings change the rows and columns they touch, by one natural-gradient step. Each time the ratings
         have grown by 5 %, two full passes refine the posterior; when they have doubled, the factors are found anew.
-        The rank stays until then, and after it if it was given. Within a batch ``duplicates`` decides as in ``fit``; a pair that was rated before is one more
-        observation until the next full pass, then the rule decides. The arguments are those of ``fit``.
+        The rank stays until then, and after it if it was given. Within a batch ``duplicates`` decides as in ``fit``; a
+        pair that was rated before is one more observation until the next full pass, then the rule decides. With ``ids``
+        an entry that was delivered before is left out. Features are those of new ids, or new ones of known ids. The
+        arguments are those of ``fit``.
 
         Returns:
             This estimator.
         """
         if not hasattr(self, "model_"):
             entries = self._read(X, y, columns=columns, matrix=matrix)
+            entries = with_extras(X, entries, time, sample_weight, noise_scale, ids)
+            known = side_information(entries, row_features, column_features)
             # a variational fit keeps what the data do not speak of at its prior
-            return self.fit_entries(entries, grows=self.inference == "variational")
+            return self.fit_entries(entries, known, grows=self.inference == "variational")
+        entries = self._read_more(X, y, columns=columns, matrix=matrix)
+        entries = with_extras(X, entries, time, sample_weight, noise_scale, ids)
+        return self.update_entries(entries, row_features, column_features)
+
+    def update_entries(
+        self, entries: Entries, row_features: Any = None, column_features: Any = None
+    ) -> MatrixCompletion:
+        """Add ratings that were read already, for example from a file."""
+        model = self._fitted()
         searched = self.rank == "auto" and self.inference == "variational"
         settings = self._settings(rank="auto" if searched else self.rank_)
-        entries = self._read_more(X, y, columns=columns, matrix=matrix)
-        if self.duplicates != "mean":  # the mean is taken over all that a pair ever had
-            entries = entries.merged(self.duplicates)
+        check_possible(settings, entries, SideInformation())
+        features = self._encoded(row_features, "row"), self._encoded(column_features, "column")
         with threads(self.n_jobs):
-            self._adopt(
-                updated(self.model_, entries.rows, entries.columns, entries.values, settings)
-            )
+            self._adopt(updated(model, entries, settings, features))
         return self
+
+    def _encoded(self, features: Any, side: str) -> FeatureColumns | None:
+        """Features as those of the fit were encoded."""
+        if features is None:
+            return None
+        k = ("row", "column").index(side)
+        if (encoder := self.model_.encoders[k]) is None:
+            raise ValueError(
+                f"this model was fitted without {side}_features: fit it with features to use them"
+            )
+        return encoder.encode(features, side, self.names_[k])
 
     def fit_share(
         self,
@@ -432,6 +476,14 @@ def settings_of(given: dict[str, Any], solver: str, random_state: Any) -> Settin
     return Settings(**{name: given[name] for name in Settings.__dataclass_fields__})
 
 
+def check_possible(settings: Settings, entries: Entries, known: SideInformation) -> None:
+    """Check whether a kind of inference can use what was given."""
+    extra = (entries.weights, entries.noise_scale, entries.times)
+    given = known.given or any(part is not None for part in extra)
+    if settings.inference == "point" and (settings.likelihood != "gaussian" or given):
+        raise ValueError("features, time, weights and likelihood need inference='variational'")
+
+
 def numbered(entries: Entries, known: SideInformation) -> tuple[tuple[IdIndex, IdIndex], Any, Any]:
     """The ids of entries and features, and the numbers of the entries."""
     row_ids, column_ids, i, j = entries.indexed()
@@ -454,40 +506,38 @@ def _join(index: IdIndex, features: FeatureColumns, side: str) -> None:
         warn(
             f"{len(index) - known.sum()} of {len(index)} {side}s have no line in {side}_features: average ones"
         )
-    index.extend(features.ids, side)
+    extend_ids(index, features.ids, side)
 
 
-def side_information(
-    X: Any,
-    entries: Entries,
-    row_features: Any,
-    column_features: Any,
-    time: Any,
-    sample_weight: Any,
-) -> SideInformation:
-    """Features, times and weights in the engine's form."""
-    encoded = [
+def side_information(entries: Entries, row_features: Any, column_features: Any) -> SideInformation:
+    """Features in the engine's form."""
+    row, column = (
         None if given is None else encode_features(given, side, entries.names[k])
         for k, (given, side) in enumerate(((row_features, "row"), (column_features, "column")))
-    ]
-    count = len(entries.values)
-    if isinstance(time, str):
-        time = _column(X, time, "time")
-    if isinstance(sample_weight, str):
-        sample_weight = _column(X, sample_weight, "sample_weight")
-    if entries.is_matrix and (time is not None or sample_weight is not None):
-        raise ValueError(
-            "time and sample_weight need entries: pass pairs of ids, or a data frame of entries"
-        )
-    times = None if time is None else as_times(time, count)
-    weights = None
-    if sample_weight is not None:
-        weights = numbers(sample_weight, "sample_weight")
-        if len(weights) != count or not (np.isfinite(weights).all() and (weights > 0).all()):
-            raise ValueError(
-                f"sample_weight must hold {count} positive finite numbers, leave out the others"
-            )
-    return SideInformation((encoded[0], encoded[1]), times, weights)
+    )
+    return SideInformation((row, column))
+
+
+def with_extras(
+    X: Any, entries: Entries, time: Any, sample_weight: Any, noise_scale: Any, ids: Any
+) -> Entries:
+    """Entries with times, weights, scales of noise and keys, any of which may be the name of a column of X."""
+    given = {
+        "time": time,
+        "sample_weight": sample_weight,
+        "noise_scale": noise_scale,
+        "ids": ids,
+    }
+    found = {
+        name: _column(X, value, name) if isinstance(value, str) else value
+        for name, value in given.items()
+    }
+    return entries.with_extras(
+        weights=found["sample_weight"],
+        noise_scale=found["noise_scale"],
+        times=found["time"],
+        keys=found["ids"],
+    )
 
 
 def _column(X: Any, name: str, what: str) -> Any:

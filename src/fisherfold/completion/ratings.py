@@ -1,10 +1,15 @@
-"""The observed entries of a matrix with holes, held once by column and once by row.
+"""Ratings after validation: numbered, each pair once (``Triplets.merged``), and sorted both ways for the engine.
 
-    Ω = {(j, i)},  x_ji for (j, i) ∈ Ω;   Ω_i: the rows seen in column i,   Ω^j: the columns seen in row j
+    Σ_l w_l ρ_l (x_l - η)² = W (x̄ - η)² + Σ_l w_l ρ_l (x_l - x̄)²,    W = Σ_l w_l ρ_l,    ρ = (1 / noise scale)²
 
-Both orders are kept because every pass sums over columns (coefficients) and over rows (gradients): 16 bytes per rating
-in float32, 24 in float64. Over several processes the members of one side are divided: each process holds all ratings
-of its members, numbered from 0 there, and ``Grouped.total`` completes sums over the groups of the other side.
+Entries of one pair are merged into their weighted mean, which keeps the weight W, the amount Σ w_l (how many ratings
+it counts as) and the root of the sum of squares within the pair: nothing of the likelihood is lost.
+
+The way of ratings is ``Entries`` (ids) → ``Triplets`` (numbers, merged) → ``Ratings`` (centred and scaled, both
+orders) → a model, which keeps ``TrainingRatings``. Both orders are kept because every pass sums over columns and over
+rows: 16 bytes per rating in float32, 24 in float64. Over several processes the members of one side are divided: each
+process holds all ratings of its members, numbered from 0 there, and ``Grouped.total`` completes sums over the groups
+of the other side.
 """
 
 from __future__ import annotations
@@ -21,13 +26,167 @@ from torch import Tensor
 from fisherfold.completion.grouped import Grouped
 from fisherfold.distributed import ALONE, Axis, Group
 from fisherfold.plain import counted
+from fisherfold.tables.ids import IdIndex
 
 Array = npt.NDArray[Any]
-Duplicates = Literal["error", "mean", "last", "sum"]
+Floats = npt.NDArray[np.float64]
+Duplicates = Literal["error", "mean", "last", "sum", "keep"]
 
-_RULES = ("error", "mean", "last", "sum")
+RULES = ("mean", "last", "sum", "error")
 _MAX_RATINGS = 2**31 - 1
 _DTYPES = {torch.float32: np.float32, torch.float64: np.float64}
+_NAMES = {np.float32: torch.float32, np.float64: torch.float64}
+_OPTIONAL = ("amounts", "weights", "spread", "times", "excess")
+
+
+@dataclass(frozen=True)
+class Triplets:
+    """Numbered ratings in units of the values.
+
+    Attributes:
+        rows: the row of each rating.
+        columns: the column of each rating.
+        values: their values.
+        amounts: how many ratings each counts as, Σ w; None if all are 1.
+        weights: what multiplies its square, Σ w ρ; None if these are the amounts.
+        spread: the root of Σ w ρ (x - mean)² over the entries it was merged of; None if all are 0.
+        times: when; None if that is not known.
+        excess: Σ w ρ (w - 1), by which the noise estimate knows one rating of weight w from w ratings; None if all
+            entries had the weight 1.
+
+    Example:
+        >>> entries = Triplets(np.array([0, 1, 0]), np.array([2, 2, 2]), np.array([1.0, 5.0, 2.0]))
+        >>> [entries.merged(rule).values.tolist() for rule in ("mean", "last", "sum")]
+        [[1.5, 5.0], [2.0, 5.0], [3.0, 5.0]]
+        >>> entries.merged("mean").amounts.tolist()
+        [2.0, 1.0]
+    """
+
+    rows: Array
+    columns: Array
+    values: Array
+    amounts: Array | None = None
+    weights: Floats | None = None
+    spread: Floats | None = None
+    times: Floats | None = None
+    excess: Floats | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def at(self, where: Array) -> Triplets:
+        """Some of the ratings, by position or mask."""
+        parts: dict[str, Any] = {}
+        for name in ("rows", "columns", "values", *_OPTIONAL):
+            part = getattr(self, name)
+            parts[name] = None if part is None else part[where]
+        return Triplets(**parts)
+
+    def joined(self, other: Triplets) -> Triplets:
+        """These ratings, then others."""
+        parts = {}
+        for name in ("rows", "columns", "values", *_OPTIONAL):
+            one, two = getattr(self, name), getattr(other, name)
+            if one is None and two is None:
+                continue
+            one, two = (
+                each._default(name) if part is None else part
+                for each, part in ((self, one), (other, two))
+            )
+            parts[name] = np.concatenate([one, two])
+        return Triplets(**parts)
+
+    def _default(self, name: str) -> Floats:
+        """What a field that is None stands for."""
+        if name == "weights" and self.amounts is not None:
+            return self.amounts
+        return np.full(len(self), {"spread": 0.0, "times": np.nan, "excess": 0.0}.get(name, 1.0))
+
+    @property
+    def total_amount(self) -> float:
+        """How many ratings all of them count as."""
+        return float(len(self) if self.amounts is None else self.amounts.sum())
+
+    @property
+    def repeated(self) -> npt.NDArray[np.bool_]:
+        """Which of sorted ratings have the pair of the one before."""
+        found = np.zeros(len(self), dtype=bool)
+        np.equal(self.columns[1:], self.columns[:-1], out=found[1:])
+        found[1:] &= self.rows[1:] == self.rows[:-1]
+        return found
+
+    def merged(self, rule: str, ids: tuple[IdIndex, IdIndex] | None = None) -> Triplets:
+        """Each pair once, sorted by row, then column; with ``keep`` equal pairs stay, one after the other."""
+        entries = self.at(_row_order(self.rows, self.columns)) if len(self) else self
+        repeated = entries.repeated
+        if rule == "keep" or not repeated.any():
+            return entries
+        if rule == "error":
+            _name_repeats(entries, repeated, ids)
+        heads = np.flatnonzero(~repeated)
+        sizes = np.diff(heads, append=len(entries))
+        if rule == "last":
+            return entries.at(heads + sizes - 1)
+        times = None if entries.times is None else np.maximum.reduceat(entries.times, heads)
+        first = entries.at(heads)
+        if rule == "sum":
+            one = replace(first, values=np.add.reduceat(entries.values, heads), times=times)
+            for name in ("amounts", "weights", "excess"):
+                if (given := getattr(entries, name)) is not None:
+                    one = replace(one, **{name: np.add.reduceat(given, heads) / sizes})
+            return one
+        return replace(_mean(entries, first, heads, sizes), times=times)
+
+
+def _mean(entries: Triplets, first: Triplets, heads: Array, sizes: Array) -> Triplets:
+    """Weighted means of runs of entries, with all that the likelihood needs of them."""
+    amounts = entries._default("amounts") if entries.amounts is None else entries.amounts
+    weights = amounts if entries.weights is None else entries.weights
+    unit = float(np.abs(entries.values).max()) or 1.0  # sums and squares stay in range
+    total = np.add.reduceat(weights, heads)
+    mean = np.add.reduceat(weights * (entries.values / unit), heads) / total
+    off = entries.values / unit - np.repeat(mean, sizes)
+    furthest = float(np.abs(off).max())
+    if entries.spread is not None:
+        furthest = max(furthest, float(entries.spread.max()) / unit)
+    spread = None
+    if furthest > 0:
+        squares = weights * (off / furthest) ** 2
+        if entries.spread is not None:
+            squares += (entries.spread / unit / furthest) ** 2
+        spread = unit * furthest * np.sqrt(np.add.reduceat(squares, heads))
+    return replace(
+        first,
+        values=unit * mean,
+        amounts=np.add.reduceat(amounts, heads),
+        weights=None if entries.weights is None else total,
+        spread=spread,
+        excess=None if entries.excess is None else np.add.reduceat(entries.excess, heads),
+    )
+
+
+def _row_order(rows: Array, columns: Array) -> Array:
+    """The order by row, then column, then place: two stable counting sorts."""
+    shape = int(rows.max()) + 1, int(columns.max()) + 1
+    place = np.arange(len(rows), dtype=np.int32 if len(rows) <= _MAX_RATINGS else np.int64)
+    parts = (rows.astype(np.int32, copy=False), columns.astype(np.int32, copy=False))
+    table = sparse.coo_array((place, parts), shape=shape)
+    table.has_canonical_format = True  # keeps repeated pairs apart
+    return table.tocsc().tocsr().data
+
+
+def _name_repeats(
+    entries: Triplets, repeated: npt.NDArray[np.bool_], ids: tuple[IdIndex, IdIndex] | None
+) -> None:
+    first = int(np.argmax(repeated))
+    names: list[Any] = [int(entries.rows[first]), int(entries.columns[first])]
+    if ids is not None:
+        names = [index.decode([k]).tolist()[0] for index, k in zip(ids, names, strict=True)]
+    repeats = counted(int(repeated.sum()), "entry repeats", "entries repeat")
+    raise ValueError(
+        f"{repeats} a pair that was given before, the first is row {names[0]!r}, column "
+        f"{names[1]!r}; choose duplicates='mean', 'last' or 'sum' to merge them"
+    )
 
 
 class Ratings:
@@ -40,6 +199,7 @@ class Ratings:
         row_axis: which rows are in this process; all of them without torch.distributed.
         column_axis: which columns are in this process.
         n_ratings: the number of observed entries, over all processes.
+        amount: as how many ratings they count, the sum of their weights.
         n_duplicates: how many given entries were merged into another one by the rule ``duplicates``.
 
     Example:
@@ -57,6 +217,8 @@ class Ratings:
     column_axis: Axis
     n_ratings: int
     n_duplicates: int
+    amount: float
+    _amounts: tuple[Tensor, Tensor]
     _counts: tuple[Tensor, Tensor]
 
     def __init__(
@@ -69,6 +231,7 @@ class Ratings:
         dtype: torch.dtype | None = None,
         duplicates: Duplicates = "error",
         device: torch.device | str | None = None,
+        weights: npt.ArrayLike | Tensor | None = None,
     ) -> None:
         """Sort the entries into both orders.
 
@@ -80,57 +243,52 @@ class Ratings:
             dtype: float32 or float64; that of floating tensors and arrays if not given, float64 for whole numbers.
             duplicates: what happens to a pair that is given twice: ``error``, ``mean``, ``last`` or ``sum``.
             device: where to keep them; the CPU if not given.
+            weights: as how many ratings each entry counts; 1 if not given.
         """
         row_ids, column_ids = _ids(rows, "rows"), _ids(columns, "columns")
         data = _checked_values(values, dtype)
         shape = _checked_shape(row_ids, column_ids, data, shape)
+        if duplicates not in RULES:
+            raise ValueError(
+                f"duplicates must be 'error', 'mean', 'last' or 'sum', got {duplicates!r}"
+            )
+        amounts = None if weights is None else _checked_values(weights, torch.float64)
+        entries = Triplets(row_ids, column_ids, data, amounts).merged(duplicates)
         axes = Axis.whole(shape[0]), Axis.whole(shape[1])
-        self._build([row_ids, column_ids, data], axes, duplicates, device)
+        made = Ratings.over(axes, entries, dtype=_NAMES[data.dtype.type], device=device)
+        self.__dict__ |= made.__dict__ | {"n_duplicates": len(data) - len(entries)}
 
     @classmethod
     def over(
         cls,
         axes: tuple[Axis, Axis],
-        rows: Array,
-        columns: Array,
-        values: Array,
+        entries: Triplets,
         *,
+        center: float = 0.0,
+        scale: float = 1.0,
         dtype: torch.dtype = torch.float32,
-        duplicates: Duplicates = "error",
         device: torch.device | str | None = None,
     ) -> Ratings:
-        """Sort the entries that belong to this process, rows and columns numbered from the start of their axis."""
+        """The merged entries that belong to this process, centred and scaled, sorted both ways.
+
+        Rows and columns are numbered from the start of their axis.
+        """
         new = cls.__new__(cls)
-        numbers = values.astype(_DTYPES[_checked_dtype(dtype)], copy=False)
-        entries = [rows.astype(np.int32, copy=False), columns.astype(np.int32, copy=False), numbers]
-        new._build(entries, axes, duplicates, device)
+        with _group_of(axes).together():
+            if len(entries) > _MAX_RATINGS:
+                raise ValueError(
+                    f"one process can hold {_MAX_RATINGS} ratings, got {len(entries)}; use more processes"
+                )
+            by_row, by_column = _sorted_both_ways(
+                entries, (len(axes[0]), len(axes[1])), center, scale, _DTYPES[_checked_dtype(dtype)]
+            )
+        new._set(axes, by_row, by_column, entries)
+        if device is not None and torch.device(device).type != "cpu":
+            new.__dict__ |= new.to(device).__dict__
         return new
 
-    def _build(
-        self,
-        entries: list[Array],
-        axes: tuple[Axis, Axis],
-        duplicates: str,
-        device: torch.device | str | None,
-    ) -> None:
-        if duplicates not in _RULES:
-            raise ValueError(
-                f"duplicates must be 'error', 'mean', 'last' or 'sum', got {duplicates!r}"
-            )
-        with _group_of(axes).together():
-            if len(entries[0]) > _MAX_RATINGS:
-                raise ValueError(
-                    f"one process can hold {_MAX_RATINGS} ratings, got {len(entries[0])}; use more processes"
-                )
-            by_row, by_column, merged = _sorted_both_ways(
-                entries, (len(axes[0]), len(axes[1])), duplicates
-            )
-        self._set(axes, by_row, by_column, merged)
-        if device is not None and torch.device(device).type != "cpu":
-            self.__dict__ |= self.to(device).__dict__
-
     def _set(
-        self, axes: tuple[Axis, Axis], by_row: Grouped, by_column: Grouped, merged: int
+        self, axes: tuple[Axis, Axis], by_row: Grouped, by_column: Grouped, entries: Triplets
     ) -> None:
         self.row_axis, self.column_axis = axes
         self.shape = axes[0].size, axes[1].size
@@ -139,9 +297,21 @@ class Ratings:
         if axes[0].is_shared:
             by_column = replace(by_column, across=axes[0])
         self.by_row, self.by_column = by_row, by_column
-        found = self.group.sum(torch.tensor([by_column.n_ratings, merged])).tolist()
-        self.n_ratings, self.n_duplicates = found
+        amount = torch.tensor(entries.total_amount, dtype=torch.float64)
+        self.amount = float(self.group.sum(amount))
+        self.n_ratings = int(self.group.sum(torch.tensor(len(entries))))
+        self.n_duplicates = 0
         self._counts = by_row.total(by_row.counts), by_column.total(by_column.counts)
+        self._amounts = self._counts
+        if entries.amounts is not None:
+            sides = (entries.rows, axes[0], by_row), (entries.columns, axes[1], by_column)
+            row, column = (
+                groups.total(torch.from_numpy(np.bincount(codes, entries.amounts, len(axis)))).to(
+                    by_row.dtype
+                )
+                for codes, axis, groups in sides
+            )
+            self._amounts = row, column
 
     def _with(self, **changes: Any) -> Ratings:
         new = type(self).__new__(type(self))
@@ -150,10 +320,15 @@ class Ratings:
 
     def like(self, rows: Tensor, columns: Tensor, values: Tensor) -> Ratings:
         """Other entries of the same matrix, numbered as in ``entries``, over the same processes."""
-        entries = [part.cpu().numpy() for part in (rows, columns, values)]
-        return Ratings.over(
-            (self.row_axis, self.column_axis), *entries, dtype=self.dtype, device=self.device
-        )
+        parts = (part.cpu().numpy() for part in (rows.long(), columns.long(), values))
+        entries = Triplets(*parts).merged("error")
+        axes = self.row_axis, self.column_axis
+        return Ratings.over(axes, entries, dtype=self.dtype, device=self.device)
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether the ratings have weights."""
+        return self.by_row.weights is not None
 
     @property
     def group(self) -> Group:
@@ -170,6 +345,7 @@ class Ratings:
             row_axis=self.column_axis,
             column_axis=self.row_axis,
             _counts=self._counts[::-1],
+            _amounts=self._amounts[::-1],
         )
 
     @property
@@ -208,6 +384,16 @@ class Ratings:
         return self._counts[1]
 
     @property
+    def row_amounts(self) -> Tensor:
+        """As how many ratings those of each row count."""
+        return self._amounts[0]
+
+    @property
+    def column_amounts(self) -> Tensor:
+        """As how many ratings those of each column count."""
+        return self._amounts[1]
+
+    @property
     def nbytes(self) -> int:
         """The memory in bytes: at most 16 per rating, plus 4 per row and column and a table of distinct values."""
         return self.by_row.nbytes + self.by_column.nbytes
@@ -239,6 +425,7 @@ class Ratings:
             shape=(self.n_rows, len(columns)), by_row=by_row, by_column=by_column, column_axis=axis
         )
         new._counts = by_row.total(by_row.counts), by_column.total(by_column.counts)
+        new._amounts = new._counts
         return new
 
     def to(self, device: torch.device | str) -> Ratings:
@@ -246,8 +433,12 @@ class Ratings:
         if self.device == torch.device(device):
             return self
         counts = self._counts[0].to(device), self._counts[1].to(device)
+        amounts = self._amounts[0].to(device), self._amounts[1].to(device)
         return self._with(
-            by_row=self.by_row.to(device), by_column=self.by_column.to(device), _counts=counts
+            by_row=self.by_row.to(device),
+            by_column=self.by_column.to(device),
+            _counts=counts,
+            _amounts=amounts,
         )
 
     def __repr__(self) -> str:
@@ -258,21 +449,36 @@ class Ratings:
 
 @dataclass(frozen=True)
 class TrainingRatings:
-    """The ratings that a model keeps, row by row, centred and scaled.
+    """The ratings that a model keeps, row by row, in units of the values; other fields as in ``Triplets``.
 
     Attributes:
         offsets: where those of each row start, and the end.
         columns: their column numbers.
-        values: their values.
     """
 
     offsets: npt.NDArray[np.int64]
     columns: npt.NDArray[np.int32]
     values: npt.NDArray[np.floating]
+    amounts: Floats | None = None
+    weights: Floats | None = None
+    spread: Floats | None = None
+    times: Floats | None = None
+    excess: Floats | None = None
 
     @classmethod
-    def of(cls, ratings: Ratings) -> TrainingRatings:
-        """The ratings of a fit."""
+    def of(cls, entries: Triplets, n_rows: int) -> TrainingRatings:
+        """Keep merged entries; values that float32 holds exactly are kept in it."""
+        counts = np.bincount(entries.rows, minlength=n_rows)
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        with np.errstate(over="ignore"):
+            short = entries.values.astype(np.float32)
+        values = short if np.array_equal(short, entries.values) else entries.values
+        others = {name: getattr(entries, name) for name in _OPTIONAL}
+        return cls(offsets, entries.columns.astype(np.int32, copy=False), values, **others)
+
+    @classmethod
+    def from_ratings(cls, ratings: Ratings) -> TrainingRatings:
+        """Keep ratings that were neither centred nor scaled."""
         by_row = ratings.by_row
         parts = by_row.offsets.long(), by_row.indices(), by_row.values()
         return cls(*(part.cpu().numpy() for part in parts))
@@ -282,15 +488,11 @@ class TrainingRatings:
         """The row of each rating."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
-    @classmethod
-    def from_entries(
-        cls, rows: Array, columns: Array, values: Array, n_rows: int
-    ) -> TrainingRatings:
-        """Ratings in any order of the rows."""
-        order = np.argsort(rows, kind="stable")
-        counts = np.bincount(rows, minlength=n_rows)
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        return cls(offsets, columns.astype(np.int32)[order], values[order])
+    def entries(self) -> Triplets:
+        """All of them, with numbers of rows."""
+        others = {name: getattr(self, name) for name in _OPTIONAL}
+        values = self.values.astype(np.float64)
+        return Triplets(self.rows, self.columns.astype(np.int64), values, **others)
 
     def of_rows(self, rows: Array) -> tuple[Array, Array]:
         """The columns in which some rows have ratings, and which of the rows each belongs to."""
@@ -307,57 +509,47 @@ def _group_of(axes: tuple[Axis, Axis]) -> Group:
 
 
 def _sorted_both_ways(
-    entries: list[Array], shape: tuple[int, int], rule: str
-) -> tuple[Grouped, Grouped, int]:
-    """Both orders, and how many entries were merged; rows, columns and values are taken out of the list."""
-    # Three stable counting sorts: by row as they came, hence by column with rows ascending and repeated pairs next to
-    # each other in the order of their arrival, hence by row with columns ascending.
-    table = sparse.coo_array((entries[2], (entries[0], entries[1])), shape=shape)
-    table.has_canonical_format = True  # keeps repeated pairs apart
-    entries.clear()  # and no more than two orders are held at a time
-    table = table.tocsr()
+    entries: Triplets, shape: tuple[int, int], center: float, scale: float, dtype: Any
+) -> tuple[Grouped, Grouped]:
+    """Both orders of entries that are sorted by row."""
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(entries.rows, minlength=shape[0]))])
+    columns = entries.columns.astype(np.int32, copy=False)
+    place = np.arange(len(entries), dtype=np.int32)
+    table = sparse.csr_array((place, columns, offsets.astype(np.int32)), shape=shape)
     by_column = table.tocsc()
-    del table
-    merged = _merge(by_column, rule)
-    by_row = by_column.tocsr()
-    return _grouped(by_row, shape[1]), _grouped(by_column, shape[0]), merged
-
-
-def _grouped(order: Any, n_others: int) -> Grouped:
-    offsets, indices = torch.from_numpy(order.indptr), torch.from_numpy(order.indices)
-    return Grouped(offsets, indices, torch.from_numpy(order.data), n_others)
-
-
-def _merge(order: Any, rule: str) -> int:
-    """Merge repeated pairs, which are neighbours, in place."""
-    fresh = np.ones(order.nnz, dtype=bool)
-    np.not_equal(order.indices[1:], order.indices[:-1], out=fresh[1:])
-    starts = order.indptr[:-1]
-    fresh[starts[starts < order.nnz]] = True
-    heads = np.flatnonzero(fresh)
-    repeated = order.nnz - len(heads)
-    if repeated == 0:
-        return 0
-    if rule == "error":
-        place = int(np.argmin(fresh))
-        row, column = (
-            int(order.indices[place]),
-            int(np.searchsorted(order.indptr, place, side="right")) - 1,
+    parts = [_scaled(entries, center, scale, dtype)]
+    parts.append([None if part is None else part[by_column.data] for part in parts[0]])
+    row, column = (
+        Grouped(
+            torch.from_numpy(order.indptr.astype(np.int32, copy=False)),
+            torch.from_numpy(order.indices),
+            torch.from_numpy(values),
+            n_others,
+            weights=None if weights is None else torch.from_numpy(weights),
+            extra_squares=None if extra is None else torch.from_numpy(extra),
+            excess=None if excess is None else torch.from_numpy(excess),
         )
-        repeats = counted(repeated, "entry repeats", "entries repeat")
-        raise ValueError(
-            f"{repeats} a pair that was given before, the first is row {row}, column {column}; "
-            "choose duplicates='mean', 'last' or 'sum' to merge them"
+        for order, n_others, (values, weights, extra, excess) in (
+            (table, shape[1], parts[0]),
+            (by_column, shape[0], parts[1]),
         )
-    sizes = np.diff(np.append(heads, order.nnz))
-    if rule == "last":
-        values = order.data[heads + sizes - 1]
-    else:
-        values = np.add.reduceat(order.data.astype(np.float64), heads)
-        values = (values / sizes if rule == "mean" else values).astype(order.data.dtype)
-    indptr = np.searchsorted(heads, order.indptr).astype(np.int32)
-    order.indices, order.data, order.indptr = order.indices[heads], values, indptr
-    return repeated
+    )
+    return row, column
+
+
+def _scaled(entries: Triplets, center: float, scale: float, dtype: Any) -> list[Any]:
+    """Centred and scaled values, weights, and what is added to weighted squares."""
+    values = entries.values
+    if center != 0.0 or scale != 1.0:
+        values = (values - center) / scale
+    weights = entries.amounts if entries.weights is None else entries.weights
+    extra = None if entries.spread is None else np.square(entries.spread / scale).astype(dtype)
+    return [
+        values.astype(dtype, copy=False),
+        None if weights is None else weights.astype(dtype),
+        extra,
+        None if entries.excess is None else entries.excess.astype(dtype),
+    ]
 
 
 def places(groups: Array, keys: Array) -> Array:

@@ -10,22 +10,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from fisherfold.completion.entries import Codes, Floats, merge
-from fisherfold.completion.inference.features import FeatureColumns
-from fisherfold.completion.inference.observations import Observations
+from fisherfold.completion.entries import Floats
+from fisherfold.completion.inference.features import FeatureColumns, FeatureEncoder
 from fisherfold.completion.inference.posterior import CompletionPosterior
 from fisherfold.completion.inference.rank import USUAL_RANK, find_rank
 from fisherfold.completion.inference.start import FeatureTable
 from fisherfold.completion.inference.time_effects import periods_of
 from fisherfold.completion.inference.variational import fit_variational, gradual_start
+from fisherfold.completion.inference.working_ratings import WorkingRatings
 from fisherfold.completion.model import CompletionModel
-from fisherfold.completion.ratings import Ratings, TrainingRatings
-from fisherfold.distributed import ALONE, Group
+from fisherfold.completion.ratings import Ratings, TrainingRatings, Triplets
+from fisherfold.distributed import ALONE, Axis, Group
 from fisherfold.progress import track
-from fisherfold.tables.ids import IdIndex
+from fisherfold.tables.ids import IdIndex, as_ids, integer_of
 from fisherfold.warn import warn
 
 # A row drifts from day to day, a column over so many periods with as many ratings each.
@@ -99,32 +98,30 @@ class Settings:
 
 
 def merge_rule(duplicates: str, likelihood: str) -> str:
-    """What becomes of pairs given twice: the mean of categories need be none, the nearest one is."""
-    return "category" if duplicates == "mean" and likelihood != "gaussian" else duplicates
+    """What becomes of pairs given twice: each of several categories is kept, since their mean need be none."""
+    return "keep" if duplicates == "mean" and likelihood != "gaussian" else duplicates
 
 
 @dataclass(frozen=True)
 class SideInformation:
-    """What a fit knows besides pairs and values."""
+    """What a fit knows of rows and columns besides their ratings.
 
-    features: tuple[FeatureColumns | None, FeatureColumns | None] = (
-        None,
-        None,
-    )  # of the rows and of the columns
-    times: Floats | None = None  # of the entries, in seconds or any other unit
-    weights: Floats | None = None  # of the entries
+    Attributes:
+        features: of the rows and of the columns.
+    """
+
+    features: tuple[FeatureColumns | None, FeatureColumns | None] = (None, None)
 
     @property
     def given(self) -> bool:
-        """Whether there is any of them."""
-        return any(part is not None for part in (*self.features, self.times, self.weights))
+        """Whether there is any."""
+        return self.features != (None, None)
 
-    def at(self, where: npt.NDArray[Any]) -> SideInformation:
-        """Those of some of the entries."""
-        times, weights = (
-            None if given is None else given[where] for given in (self.times, self.weights)
-        )
-        return replace(self, times=times, weights=weights)
+    @property
+    def encoders(self) -> tuple[FeatureEncoder | None, FeatureEncoder | None]:
+        """How the features are encoded."""
+        row, column = (None if each is None else each.encoder for each in self.features)
+        return row, column
 
     def tables(
         self, ids: tuple[IdIndex, IdIndex], ratings: Ratings
@@ -143,99 +140,127 @@ class SideInformation:
 
 @dataclass
 class PreparedRatings:
-    """Ratings as the solvers want them, and how to get back."""
+    """Ratings as the solvers want them, and how to get back.
 
-    ratings: Ratings  # centred and scaled
-    center: float  # what was subtracted
-    scale: float  # what was divided by
-    low: float  # the smallest value
-    high: float  # the largest value
-    n_merged: int  # how many entries were merged into another one
-    observations: Observations | None = (
-        None  # weights, times and categories of the ratings, if there are any
-    )
-    features: tuple[FeatureTable | None, FeatureTable | None] = (
-        None,
-        None,
-    )  # of the rows and of the columns
+    Attributes:
+        ratings: centred and scaled.
+        entries: the merged ones in units of the values.
+        unit: what was subtracted and divided by, and the range.
+        n_merged: how many entries were merged into another one.
+        categories: the values of ordered categories, ascending.
+        working: what makes working values of categories and times.
+        features: of the rows and of the columns.
+        encoders: how they were encoded.
+    """
+
+    ratings: Ratings
+    entries: Triplets
+    unit: Unit
+    n_merged: int
+    categories: Floats | None = None
+    working: WorkingRatings | None = None
+    features: tuple[FeatureTable | None, FeatureTable | None] = (None, None)
+    encoders: tuple[FeatureEncoder | None, FeatureEncoder | None] = (None, None)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The unit of a fit: value = center + scale z.
+
+    Attributes:
+        center: g.
+        scale: s.
+        low: the smallest value that was observed.
+        high: the largest one.
+        dtype: the type that resolves the values.
+    """
+
+    center: float
+    scale: float
+    low: float
+    high: float
+    dtype: torch.dtype
 
 
 def prepare(
-    rows: Codes,
-    columns: Codes,
-    values: Floats,
-    ids: tuple[IdIndex, IdIndex],
-    settings: Settings,
-    extras: SideInformation,
+    given: Triplets, ids: tuple[IdIndex, IdIndex], settings: Settings, known: SideInformation
 ) -> PreparedRatings:
     """Merge pairs given twice, centre and scale, and sort both ways."""
-    given = len(values)
-    if extras.times is not None or extras.weights is not None:
-        rows, columns, values, extras = merge_pairs(
-            rows, columns, values, extras, ids, settings.rule
-        )
-    times, weights = extras.times, extras.weights
-    if settings.rule != "mean":  # a mean is taken on the way, of values that were all observed
-        rows, columns, values = merge(rows, columns, values, settings.rule, ids)
-    center, scale, low, high, dtype = standardise(values, settings)
-    ratings = Ratings(
-        rows,
-        columns,
-        (values - center) / scale,
-        (len(ids[0]), len(ids[1])),
-        dtype=dtype,
-        duplicates="mean",
+    entries = given.merged(settings.rule, ids)
+    n_merged = len(given) - len(entries) + int(entries.repeated.sum())
+    # replicates of a mean were all observed
+    observed = given if settings.rule == "mean" else entries
+    ends = float(observed.values.min()), float(observed.values.max())
+    categories, numbers = None, entries
+    if settings.inference == "point":
+        numbers = without_weights(entries)
+    if settings.likelihood != "gaussian":
+        categories = np.unique(entries.values)
+        _check_categories(categories, settings.likelihood)
+        numbers = as_steps(entries, categories)
+    unit = standardise(numbers, ends, settings)
+    axes = Axis.whole(len(ids[0])), Axis.whole(len(ids[1]))
+    ratings = Ratings.over(
+        axes,
+        numbers,
+        center=unit.center,
+        scale=unit.scale,
+        dtype=unit.dtype,
         device=settings.device,
     )
-    table = PreparedRatings(
+    return PreparedRatings(
         ratings,
-        center,
-        scale,
-        low,
-        high,
-        given - ratings.n_ratings,
-        features=extras.tables(ids, ratings),
+        entries,
+        unit,
+        n_merged,
+        categories,
+        working_ratings(ratings, entries, unit, categories),
+        known.tables(ids, ratings),
+        known.encoders,
     )
-    if times is not None or weights is not None or settings.likelihood != "gaussian":
-        _check_categories(values, settings.likelihood)
-        order = np.lexsort((columns, rows))
-        in_order = [
-            None if given is None else torch.from_numpy(given[order]) for given in (times, weights)
-        ]
-        mean_one = None if in_order[1] is None else (in_order[1] / in_order[1].mean()).to(dtype)
-        periods = (None, None) if times is None else _periods(times)
-        table.observations = Observations(
-            ratings,
-            likelihood=settings.likelihood,
-            weights=mean_one,
-            times=in_order[0],
-            periods=periods,
-            categories=torch.from_numpy((np.unique(values) - center) / scale),
-        )
-    return table
 
 
-def merge_pairs(
-    rows: Codes,
-    columns: Codes,
-    values: Floats,
-    extras: SideInformation,
-    ids: tuple[IdIndex, IdIndex],
-    rule: str,
-) -> tuple[Codes, Codes, Floats, SideInformation]:
-    """Each pair once: values by the rule, the last time, the sum of the weights."""
-    key = rows * (int(columns.max(initial=0)) + 1) + columns
-    unique, place = np.unique(key, return_inverse=True)
-    if len(unique) == len(key):
-        return rows, columns, values, extras
-    i, j, joined = merge(rows, columns, values, rule, ids)
-    times, weights = extras.times, extras.weights
-    if times is not None:
-        last = np.full(len(unique), -np.inf)
-        np.maximum.at(last, place, times)
-        times = last
-    together = None if weights is None else np.bincount(place, weights=weights).astype(np.float64)
-    return i, j, joined, replace(extras, times=times, weights=together)
+def without_weights(entries: Triplets) -> Triplets:
+    """Each pair as one rating: the paper's problem has no weights."""
+    return Triplets(entries.rows, entries.columns, entries.values)
+
+
+def as_steps(entries: Triplets, categories: Floats) -> Triplets:
+    """Ordered categories as even steps from the lowest to the highest: only their order says anything."""
+    steps = np.linspace(categories[0], categories[-1], len(categories))
+    return replace(entries, values=steps[np.searchsorted(categories, entries.values)])
+
+
+def working_ratings(
+    ratings: Ratings,
+    entries: Triplets,
+    unit: Unit,
+    categories: Floats | None,
+    *,
+    members: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> WorkingRatings | None:
+    """What makes working values of categories and times, if there are any; members are those of a batch."""
+    if categories is None and entries.times is None:
+        return None
+    device, steps, category = ratings.device, None, None
+    if categories is not None:
+        even = np.linspace(categories[0], categories[-1], len(categories))
+        steps = torch.from_numpy((even - unit.center) / unit.scale).to(device)
+        category = torch.from_numpy(np.searchsorted(categories, entries.values)).to(device)
+    times = None if entries.times is None else torch.from_numpy(entries.times).to(device)
+    periods: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
+    if entries.times is not None and members is None:
+        periods = _periods(entries.times)
+    amounts = None if entries.weights is None else entries.amounts
+    return WorkingRatings(
+        ratings,
+        categories=steps,
+        category=category,
+        times=times,
+        periods=periods,
+        amounts=None if amounts is None else torch.from_numpy(amounts).to(device),
+        members=members,
+    )
 
 
 def _periods(times: Floats) -> tuple[torch.Tensor, torch.Tensor]:
@@ -245,8 +270,8 @@ def _periods(times: Floats) -> tuple[torch.Tensor, torch.Tensor]:
     return days if len(days) > 1 else runs, runs
 
 
-def _check_categories(values: Floats, likelihood: str) -> None:
-    count = len(np.unique(values))
+def _check_categories(categories: Floats, likelihood: str) -> None:
+    count = len(categories)
     if likelihood == "binary" and count != 2:
         raise ValueError(f"likelihood='binary' needs two different values, got {count}")
     if likelihood == "ordered" and not 2 <= count <= _MOST_CATEGORIES:
@@ -257,31 +282,37 @@ def _check_categories(values: Floats, likelihood: str) -> None:
 
 
 def standardise(
-    values: Floats, settings: Settings, group: Group = ALONE
-) -> tuple[float, float, float, float, torch.dtype]:
-    """Centre, scale and range of the values of all processes, and the dtype that resolves them."""
-    count, total = group.sum(
-        torch.tensor([len(values), values.sum()], dtype=torch.float64)
-    ).tolist()
-    if count == 0:
+    entries: Triplets, ends: tuple[float, float], settings: Settings, group: Group = ALONE
+) -> Unit:
+    """Centre, scale and range of the values of all processes, and the dtype that resolves them.
+
+    ``ends`` are the least and the largest value here, infinite if there is none.
+    """
+    extremes = group.largest(torch.tensor([ends[1], -ends[0]], dtype=torch.float64))
+    high, low = float(extremes[0]), -float(extremes[1])
+    if not np.isfinite([low, high]).all():
         raise ValueError(
             "there are no ratings: found 0 observed entries on all ranks, at least 1 is needed"
         )
-    ends = group.largest(torch.tensor([values.max(initial=-np.inf), -values.min(initial=np.inf)]))
-    high, low = float(ends[0]), -float(ends[1])
-    center = total / count if settings.offsets != "none" else 0.0
+    values, size = entries.values, max(abs(low), abs(high)) or 1.0
+    weights = entries.amounts if entries.weights is None else entries.weights
+    w: Any = 1.0 if weights is None else weights
+    # dividing first keeps sums and squares in range
+    sums = [entries._default("weights").sum(), (w * (values / size)).sum(), entries.total_amount]
+    count, total, amount = group.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
+    center = size * total / count if settings.offsets != "none" else 0.0
     largest = max(abs(low - center), abs(high - center))
     if largest <= 1e-12 * abs(center):
-        return center, abs(center) or 1.0, low, high, settings.dtype
-    # dividing first keeps the squares in range
-    squares = group.sum(
-        torch.tensor(np.square((values - center) / largest).sum(), dtype=torch.float64)
-    )
-    scale = largest * float(squares / count) ** 0.5
+        return Unit(center, abs(center) or 1.0, low, high, settings.dtype)
+    squares = w * np.square((values - center) / largest)
+    if entries.spread is not None:
+        squares = squares + np.square(entries.spread / largest)
+    total = float(group.sum(torch.tensor(float(np.sum(squares)), dtype=torch.float64)))
+    scale = largest * (total / amount) ** 0.5
     sample = group.gather(
         torch.from_numpy(values[:: len(values) * group.size // _SAMPLE + 1].copy())
     ).numpy()
-    return center, scale, low, high, _resolving(sample, low, high, scale, settings.dtype)
+    return Unit(center, scale, low, high, _resolving(sample, low, high, scale, settings.dtype))
 
 
 def _resolving(
@@ -308,7 +339,7 @@ def solve(
     callback: Callable[[CompletionPosterior], None] | None = None,
 ) -> CompletionPosterior:
     """Run the solver."""
-    ratings, observations = table.ratings, table.observations
+    ratings, working = table.ratings, table.working
     how: dict[str, Any] = {
         "max_iter": settings.max_iter,
         "tol": settings.tol,
@@ -337,15 +368,29 @@ def solve(
             if rank is None:
                 rank = find_rank(ratings, features=table.features, **model)
             init = gradual_start(ratings, rank, features=table.features, **model)
-            if settings.likelihood != "gaussian" and observations is not None:
+            if settings.likelihood != "gaussian" and working is not None:
                 # the scale of the latent values is that of a fit to the categories as numbers
-                numbers = observations.as_numbers()
-                roughly = how | {"tol": 3 * settings.tol, "observations": numbers}
+                numbers = working.as_numbers()
+                roughly = how | {"tol": 3 * settings.tol, "working": numbers}
                 init = fit_variational(ratings, init.rank, init=init, **roughly)
                 init.trace, init.converged = [], False
         return fit_variational(
-            ratings, init.rank, init=init, callback=after_pass, observations=observations, **how
+            ratings, init.rank, init=init, callback=after_pass, working=working, **how
         )
+
+
+def extend_ids(index: IdIndex, ids: Any, side: str) -> None:
+    """Number ids of features that have no ratings; the type of the ids stays."""
+    found = as_ids(ids, side)
+    if found.dtype == object and not index.is_text and len(index):
+        numbers = [integer_of(text) for text in found.tolist()]
+        if None in numbers:
+            odd = found[numbers.index(None)]
+            raise ValueError(
+                f"the ids of {side}_features must be integers as those of the ratings are, got {odd!r}"
+            )
+        found = np.array(numbers, dtype=np.int64)
+    index.extend(found, side)
 
 
 def model_of(
@@ -359,27 +404,27 @@ def model_of(
     return CompletionModel(
         *ids,
         posterior,
-        table.center,
-        table.scale,
-        table.low,
-        table.high,
+        table.unit.center,
+        table.unit.scale,
+        table.unit.low,
+        table.unit.high,
         seen,
         inference,
         table.n_merged,
         table.ratings.n_ratings,
+        categories=table.categories,
+        encoders=table.encoders,
     )
 
 
 def fitted(
     settings: Settings,
     ids: tuple[IdIndex, IdIndex],
-    rows: Codes,
-    columns: Codes,
-    values: Floats,
+    entries: Triplets,
     known: SideInformation,
 ) -> CompletionModel:
     """Fit a model to numbered entries."""
-    table = prepare(rows, columns, values, ids, settings, known)
+    table = prepare(entries, ids, settings, known)
     posterior = solve(table, settings)
-    seen = TrainingRatings.of(table.ratings)
+    seen = TrainingRatings.of(table.entries, len(ids[0]))
     return model_of(ids, table, posterior, settings.inference, seen)

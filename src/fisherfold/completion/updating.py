@@ -8,15 +8,31 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
-from torch import Tensor
+import torch
 
-from fisherfold.completion.entries import Codes, Floats, merge
-from fisherfold.completion.inference.stream import append_members, refine, update_batch
+from fisherfold.completion.entries import Entries
+from fisherfold.completion.events import Events
+from fisherfold.completion.inference.features import FeatureColumns
+from fisherfold.completion.inference.stream import Batch, append_members, refine, update_batch
 from fisherfold.completion.model import CompletionModel
-from fisherfold.completion.ratings import Ratings, TrainingRatings
-from fisherfold.completion.training import Settings, SideInformation, fitted
+from fisherfold.completion.ratings import Ratings, TrainingRatings, Triplets
+from fisherfold.completion.training import (
+    Settings,
+    SideInformation,
+    Unit,
+    as_steps,
+    extend_ids,
+    fitted,
+    without_weights,
+    working_ratings,
+)
+from fisherfold.distributed import Axis
+from fisherfold.plain import counted
+from fisherfold.tables.ids import IdIndex
+from fisherfold.warn import warn
 
 # The furthest value in units of the scale that new ratings may have: a point estimate has no weights that doubt it.
 _FURTHEST = {"variational": 1e12, "point": 1e6}
@@ -27,109 +43,198 @@ _REFINE = 0.05
 _START_ANEW = 1.0
 
 
-def with_new_rows(
-    model: CompletionModel, count: int, rows: Codes, columns: Codes, values: Floats
-) -> CompletionModel:
+def with_new_rows(model: CompletionModel, count: int, entries: Triplets) -> CompletionModel:
     """A model of new rows, numbered from 0, and the same columns, which do not move."""
-    seen = TrainingRatings.from_entries(rows, columns, values, count)
-    _check_reach(model, values)
+    seen = TrainingRatings.of(entries, count)
+    _check_categories(model, entries.values)
+    _check_reach(model, entries.values)
     known = model.posterior
     # what the columns know about which rows rated them is of no use here: it speaks of the rows of the fit
     side, others = known.rows.prior_members(count), replace(known.columns, set_effects=None)
     if known.rows.set_effects is not None:
-        side.set_effects = replace(
-            known.rows.set_effects, sums=side.mean.new_zeros(side.mean.shape)
-        )
+        side.set_effects = replace(known.rows.set_effects, sums=torch.zeros_like(side.mean))
     posterior = replace(known, rows=side, columns=others)
-    if len(values):
-        batch = _batch(model, rows, columns, values)
-        update_batch(posterior, *batch, move=(True, False), new_rows=True)
+    if len(entries):
+        update_batch(posterior, _batch(model, entries), move=(True, False), new_rows=True)
     empty, unknown = side.counts == 0, known.rows.unknown_member()
     side.mean[empty], side.covariance[empty] = unknown.mean, unknown.covariance
     return model.with_rows(replace(side, set_effects=None), seen)
 
 
 def updated(
-    model: CompletionModel, rows: object, columns: object, values: Floats, settings: Settings
+    model: CompletionModel,
+    entries: Entries,
+    settings: Settings,
+    features: tuple[FeatureColumns | None, FeatureColumns | None] = (None, None),
 ) -> CompletionModel:
     """The model with new ratings."""
-    plain = model.posterior
-    extended = (plain.ordinal, *plain.time_effects, plain.rows.features, plain.columns.features)
-    if any(part is not None for part in extended):
-        raise ValueError(
-            "a model with features, times or categories takes no new ratings: fit it to all of them"
-        )
-    old_rows, old_columns, old_values = model.given()
+    events, entries = _new_events(model, entries)
+    if not len(entries.values):
+        return model
+    _check_times(model, entries)
+    _check_categories(model, entries.values)
     row_ids, column_ids = copy.copy(model.row_ids), copy.copy(model.column_ids)
-    i, j = row_ids.extend(rows, "row"), column_ids.extend(columns, "column")
-    came = len(values)
-    joint = (
-        np.concatenate([old_rows, i]),
-        np.concatenate([old_columns, j]),
-        np.concatenate([old_values, values]),
-    )
-    if model.n_since_start + came >= _START_ANEW * model.n_at_start:
-        return fitted(settings, (row_ids, column_ids), *joint, SideInformation())
-    _check_reach(model, values)
+    i = row_ids.extend(entries.rows, "row")
+    j = column_ids.extend(entries.columns, "column")
+    ids = row_ids, column_ids
+    for index, given, side in zip(ids, features, ("row", "column"), strict=True):
+        if given is not None:
+            extend_ids(index, given.ids, side)
+    came = entries.numbered(i, j).merged(settings.rule, ids)
+    joint = model.given().joined(came)
+    tables = _feature_tables(model, ids, features)
+    if model.n_since_start + len(came) >= _START_ANEW * model.n_at_start:
+        known = SideInformation((tables[0], tables[1]))
+        return replace(fitted(settings, ids, joint, known), events=events)
+    _check_reach(model, entries.values)
+    _warn_beyond(model, entries.values)
     new = replace(
         model,
         row_ids=row_ids,
         column_ids=column_ids,
         posterior=model.posterior.copied(),
-        low=min(model.low, values.min()),
-        high=max(model.high, values.max()),
-        n_since_start=model.n_since_start + came,
-        n_since_refined=model.n_since_refined + came,
+        low=min(model.low, float(entries.values.min())),
+        high=max(model.high, float(entries.values.max())),
+        n_since_start=model.n_since_start + len(came),
+        n_since_refined=model.n_since_refined + len(came),
+        events=events,
     )
-    posterior = new.posterior
-    append_members(posterior.rows, posterior.columns, len(row_ids) - len(model.row_ids))
-    append_members(posterior.columns, posterior.rows, len(column_ids) - len(model.column_ids))
-    refined_for = len(joint[2]) - new.n_since_refined
-    if model.inference == "variational" and new.n_since_refined > _REFINE * refined_for:
-        if settings.duplicates in ("last", "sum"):
-            joint = merge(*joint, settings.duplicates)
-        ratings = Ratings(
-            joint[0],
-            joint[1],
-            (joint[2] - model.center) / model.scale,
-            (len(row_ids), len(column_ids)),
-            dtype=posterior.rows.mean.dtype,
-            duplicates="mean",
-            device=model.device,
-        )
-        refine(posterior, ratings)
-        new.n_since_refined = 0
+    _grow_(new, tables)
+    if model.inference == "variational" and new.n_since_refined > _REFINE * (
+        len(joint) - new.n_since_refined
+    ):
+        joint = joint.merged(settings.rule)
+        _refine_(new, joint)
     else:
-        update_batch(posterior, *_batch(new, i, j, values))
-    assert model.seen is not None
-    scaled = ((joint[2] - model.center) / model.scale).astype(model.seen.values.dtype)
-    new.seen = TrainingRatings.from_entries(joint[0], joint[1], scaled, len(row_ids))
+        update_batch(new.posterior, _batch(new, came))
+        joint = joint.merged("keep")  # the rule decides at the next full pass
+    new.seen = TrainingRatings.of(joint, len(row_ids))
     return new
 
 
-def _batch(
-    model: CompletionModel, rows: Codes, columns: Codes, values: Floats
-) -> tuple[Ratings, Tensor, Tensor]:
-    """New entries as a small matrix of the rows and columns that they touch."""
-    i, local_rows = np.unique(rows, return_inverse=True)
-    j, local_columns = np.unique(columns, return_inverse=True)
-    batch = Ratings(
-        local_rows,
-        local_columns,
-        (values - model.center) / model.scale,
-        (len(i), len(j)),
-        dtype=model.posterior.rows.mean.dtype,
-        duplicates="mean",
-        device=model.device,
-    )
-    return batch, model.tensor(i), model.tensor(j)
+def _new_events(model: CompletionModel, entries: Entries) -> tuple[Events | None, Entries]:
+    """The events so far, and the entries that were not delivered before."""
+    if entries.keys is None:
+        return model.events, entries
+    before = model.events
+    if before is None:
+        before = Events(np.zeros(0, dtype=np.int64), np.zeros(0))
+    events, fresh = before.extended(entries.keys, entries.values)
+    return events, entries if fresh.all() else entries.at(np.flatnonzero(fresh))
 
 
-def _check_reach(model: CompletionModel, values: Floats) -> None:
+def _check_times(model: CompletionModel, entries: Entries) -> None:
+    timed = model.posterior.time_effects != (None, None)
+    if timed and entries.times is None:
+        raise ValueError("this model was fitted with times: new ratings need time= as well")
+    if not timed and entries.times is not None:
+        raise ValueError("this model was fitted without times: fit it with times to use them")
+
+
+def _check_categories(model: CompletionModel, values: Any) -> None:
+    if model.categories is not None:
+        other = values[~np.isin(values, model.categories)]
+        if len(other):
+            raise ValueError(
+                f"{counted(len(other), 'value is', 'values are')} no category of the fit, the first is "
+                f"{other[0]:g}; the categories are {', '.join(f'{c:g}' for c in model.categories[:10])}"
+                f"{', ...' if len(model.categories) > 10 else ''}: fit the model again to have more"
+            )
+
+
+def _check_reach(model: CompletionModel, values: Any) -> None:
+    if not len(values):
+        return
     reach, center = _FURTHEST[model.inference], model.center
-    far = float(values[np.abs(values - center).argmax()]) if len(values) else center
+    far = float(values[np.abs(values - center).argmax()])
     if abs(far - center) > reach * model.scale:
         raise ValueError(
             f"the values must lie within {reach * model.scale:.3g} of {center:.6g}, which is {reach:g} times "
             f"the spread of the values so far, got {far:g}"
         )
+
+
+def _warn_beyond(model: CompletionModel, values: Any) -> None:
+    """Warn of values outside of the range of the fit: a scale, or a slip."""
+    margin = 0.5 * (model.high - model.low)
+    beyond = values[(values < model.low - margin) | (values > model.high + margin)]
+    if len(beyond):
+        warn(
+            f"{len(beyond)} of {counted(len(values), 'new value')} lie far outside of the range of the "
+            f"ratings so far, {model.low:g} to {model.high:g}; the first is {beyond[0]:g}"
+        )
+
+
+def _feature_tables(
+    model: CompletionModel,
+    ids: tuple[IdIndex, IdIndex],
+    features: tuple[FeatureColumns | None, FeatureColumns | None],
+) -> list[FeatureColumns | None]:
+    """The encoded features of all members, old and new; new ones without any are average."""
+    found: list[FeatureColumns | None] = []
+    for side, index, given, encoder in zip(model.sides, ids, features, model.encoders, strict=True):
+        if side.features is None or encoder is None:
+            found.append(None)
+            continue
+        table = np.zeros((len(index), encoder.width))
+        old = side.features.table.double().cpu().numpy()
+        table[: len(old)] = old
+        if given is not None:
+            table[index.encode(given.ids)] = given.table
+        found.append(FeatureColumns(index.labels, table, encoder))
+    return found
+
+
+def _grow_(model: CompletionModel, tables: list[FeatureColumns | None]) -> None:
+    """Append new members to the posterior of a model, and set the features of all."""
+    rows, columns = model.sides
+    for side, other, index, table in (
+        (rows, columns, model.row_ids, tables[0]),
+        (columns, rows, model.column_ids, tables[1]),
+    ):
+        append_members(side, other, len(index) - len(side.mean))
+        if side.features is not None and table is not None:
+            whole = torch.from_numpy(table.table).to(side.features.table)
+            side.features = replace(side.features, table=whole)
+            side.invalidate()
+
+
+def _refine_(model: CompletionModel, entries: Triplets) -> None:
+    """Go through all ratings again."""
+    ratings = _ratings(model, entries, (len(model.row_ids), len(model.column_ids)))
+    working = working_ratings(ratings, entries, unit_of(model), model.categories)
+    refine(model.posterior, ratings, working=working)
+    model.n_since_refined = 0
+
+
+def _ratings(model: CompletionModel, entries: Triplets, shape: tuple[int, int]) -> Ratings:
+    """Merged entries in the units of a model."""
+    if model.inference == "point":
+        entries = without_weights(entries)
+    if model.categories is not None:
+        entries = as_steps(entries, model.categories)
+    return Ratings.over(
+        (Axis.whole(shape[0]), Axis.whole(shape[1])),
+        entries,
+        center=model.center,
+        scale=model.scale,
+        dtype=model.posterior.rows.mean.dtype,
+        device=model.device,
+    )
+
+
+def unit_of(model: CompletionModel) -> Unit:
+    """The unit of a fitted model."""
+    dtype = model.posterior.rows.mean.dtype
+    return Unit(model.center, model.scale, model.low, model.high, dtype)
+
+
+def _batch(model: CompletionModel, entries: Triplets) -> Batch:
+    """Merged entries as a small matrix of the rows and columns that they touch."""
+    i, local_rows = np.unique(entries.rows, return_inverse=True)
+    j, local_columns = np.unique(entries.columns, return_inverse=True)
+    local = replace(entries, rows=local_rows, columns=local_columns)
+    ratings = _ratings(model, local, (len(i), len(j)))
+    members = model.tensor(i), model.tensor(j)
+    working = working_ratings(ratings, local, unit_of(model), model.categories, members=members)
+    return Batch(ratings, *members, working)

@@ -255,6 +255,12 @@ class IdIndex:
         return np.where(self.labels[code] == ids, code, -1)
 
 
+def integer_of(text: str) -> int | None:
+    """The integer that a text is, if it is one that int64 holds."""
+    number = _integer(text)
+    return None if number == _NO_INTEGER else number
+
+
 def _integer(text: str) -> int:
     """The integer that a text is, written as Python writes it."""
     digits = text.removeprefix("-")

@@ -43,7 +43,7 @@ def usual_columns(
     found: dict[str, list[Any]] = {role: [] for role in _USUAL}
     others: list[Any] = []
     for name in names:
-        found.get(_role_of(name), others).append(name)
+        found.get(role_of(name), others).append(name)
     if not found["value"] and len(others) == 1:
         found["value"] = others
     if optional and not found["value"] and not others:
@@ -63,7 +63,8 @@ def usual_columns(
     return [found[role][0] for role in roles]
 
 
-def _role_of(name: Any) -> str:
+def role_of(name: Any) -> str:
+    """The role that a column has by its name: row, column, value, time, index or none."""
     plain = re.sub(r"[\W\d_]", "", str(name).lower())
     return (
         "time"
@@ -74,7 +75,7 @@ def _role_of(name: Any) -> str:
 
 def may_hold_row_ids(name: Any) -> bool:
     """Whether the first column of a matrix may hold the ids of its rows."""
-    return not re.fullmatch(r"\d*", str(name)) and _role_of(name) in ("row", "index")
+    return not re.fullmatch(r"\d*", str(name)) and role_of(name) in ("row", "index")
 
 
 def named_columns(

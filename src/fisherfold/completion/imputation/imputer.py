@@ -35,7 +35,7 @@ from fisherfold.completion.imputation.reading import (
     read_mixed,
 )
 from fisherfold.completion.inference.posterior import CompletionPosterior
-from fisherfold.completion.inference.stream import update_batch
+from fisherfold.completion.inference.stream import Batch, update_batch
 from fisherfold.completion.inference.variational import fit_variational, gradual_start
 from fisherfold.completion.ratings import Ratings
 from fisherfold.files import sound
@@ -361,9 +361,9 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         posterior = replace(known, rows=known.rows.prior_members(len(z)), columns=columns)
         rows, there = np.nonzero(~np.isnan(z))
         if len(rows):
-            batch = Ratings(rows, there, z[rows, there], z.shape, dtype=torch.float64)
+            ratings = Ratings(rows, there, z[rows, there], z.shape, dtype=torch.float64)
             index = torch.arange(len(z)), torch.arange(z.shape[1])
-            update_batch(posterior, batch, *index, move=(True, learn))
+            update_batch(posterior, Batch(ratings, *index), move=(True, learn))
         if not learn:  # what is said of a row does not depend on the rows beside it
             posterior.noise_precision = known.noise_precision
         return posterior

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 LIKELIHOODS = ("gaussian", "ordered", "binary")
+_LEAST_SHARE = 0.02  # of ω that a category is worth
 _FAR = 30.0  # standard deviations: beyond, a normal density is zero
 
 
@@ -50,6 +51,32 @@ def truncated(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.where(flip, -mean, mean), a * at_a - b * at_b, log_mass
 
 
+@dataclass(frozen=True)
+class Linearised:
+    """Ordered categories as Gaussian ratings at some means."""
+
+    values: Tensor  # the working values
+    spread: Tensor  # what is added to their squares
+    share: Tensor  # the share of ω that each is worth
+    entropy: Tensor  # of z
+
+
+def linearise(ordinal: Ordinal, category: Tensor, mean: Tensor, omega: Tensor) -> Linearised:
+    """The quadratic approximation of the log likelihood of categories in the latent mean."""
+    root = omega.sqrt()
+    low, high = (edge[category] for edge in ordinal.bounds())
+    ratio, slope, log_mass = truncated(
+        ((low - mean) * root).double(), ((high - mean) * root).double()
+    )
+    share = (ratio * ratio - slope).clamp(_LEAST_SHARE, 1)
+    values = mean + (ratio / (share * root.double())).to(mean)
+    # so that ω share E[(value - η)²] is ω E[(z - η)²] of the truncated normal z where the mean of η stays
+    spread = ((1 + slope) / share - (ratio / share) ** 2) / omega.double()
+    entropy = 0.5 * math.log(2 * math.pi * math.e) - 0.5 * omega.double().log()
+    entropy = entropy + log_mass + 0.5 * slope
+    return Linearised(values, spread.to(mean), share.to(mean), entropy)
+
+
 def better_cuts(
     ordinal: Ordinal, category: Tensor, mean: Tensor, root: Tensor, weights: Tensor | None
 ) -> Tensor:
@@ -80,8 +107,12 @@ def better_cuts(
     inner = inner + 1e-6 * torch.diag(inner.diagonal().abs() + 1)
     step = torch.linalg.solve(inner, gradient[1:-1])
     cuts = ordinal.cuts.double()
+    if not bool(torch.isfinite(step).all()):
+        raise ArithmeticError(
+            "the cut points of the categories have left the finite numbers: the values are too extreme"
+        )
     while True:
-        moved = cuts + step
-        if bool((moved.diff() > 0).all()) and bool(torch.isfinite(moved).all()):
-            return moved.to(ordinal.cuts)
+        moved = (cuts + step).to(ordinal.cuts)
+        if bool((moved.diff() > 0).all()):
+            return moved
         step = step / 2

@@ -81,6 +81,7 @@ class Side:
         variance: Tensor,
         *,
         has_offset: bool,
+        amounts: Tensor | None = None,
         axis: Axis | None = None,
         others: Axis | None = None,
     ) -> Side:
@@ -92,9 +93,9 @@ class Side:
             mean=mean,
             covariance=mean.new_zeros(n, size * (size + 1) // 2),
             weight=mean.new_ones(n),
-            weighted_sse=counts.to(mean),
+            weighted_sse=(counts if amounts is None else amounts).to(mean, copy=True),
             counts=counts.to(mean),
-            amounts=counts.to(mean, copy=True),
+            amounts=(counts if amounts is None else amounts).to(mean, copy=True),
             precision=torch.diag(1 / variance.double()),
             center=mean.new_zeros(size),
             start_variance=variance.double(),
@@ -373,6 +374,7 @@ class CompletionPosterior:
     noise_precision: float  # τ, the precision of an ordinary rating
     weight_strength: float  # ν, 0 if all ratings weigh the same
     n_ratings: int  # the number of ratings seen
+    amount: float  # as how many ratings they count, the sum of their weights
     fixed_ridge: float | None = (
         None  # the prior precision over τ if it was given, None if it is learnt
     )
@@ -417,12 +419,12 @@ class CompletionPosterior:
     def bound(self) -> float:
         """The evidence lower bound per rating, up to a constant that depends on nothing learnt."""
         tau = self.noise_precision
-        data = 0.5 * self.n_ratings * math.log(tau / (2 * math.pi)) - 0.5 * tau * self.weighted_sse
+        data = 0.5 * self.amount * math.log(tau / (2 * math.pi)) - 0.5 * tau * self.weighted_sse
         learnt = self.fixed_ridge is None
         sides = sum(
             side.bound(self.weight_strength, learnt=learnt) for side in (self.rows, self.columns)
         )
-        return (data + sides + self.extra_bound) / self.n_ratings
+        return (data + sides + self.extra_bound) / self.amount
 
     def predict(
         self, rows: Tensor, columns: Tensor, *, with_std: bool = False, times: Tensor | None = None

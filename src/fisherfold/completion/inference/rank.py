@@ -24,7 +24,7 @@ from torch import Tensor
 from fisherfold.completion.inference.posterior import CompletionPosterior
 from fisherfold.completion.inference.start import raise_rank, start_posterior
 from fisherfold.completion.inference.variational import first_rank, fit_variational
-from fisherfold.completion.ratings import Ratings
+from fisherfold.completion.ratings import Ratings, Triplets
 
 # where the search begins, and the rank where there is none: of small tables, over several
 # processes, with a given ridge
@@ -45,7 +45,7 @@ _FIRST_PASSES = 4
 _PASSES = 3
 _TOLERANCE = 3e-4
 
-Held = tuple[Tensor, Tensor, Tensor]
+Held = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def find_rank(ratings: Ratings, *, set_effects: bool = True, **model: Any) -> int:
@@ -94,21 +94,27 @@ def _worthwhile(errors: list[float]) -> bool:
 
 
 def without_some(ratings: Ratings, *, seed: int = 0) -> tuple[Ratings, Held]:
-    """The ratings but a few, and these: their rows, columns and values."""
+    """The ratings but a few, and these: rows, columns, values, weights."""
     by_row = ratings.by_row
     count = min(max(round(_SHARE * ratings.n_ratings), _LEAST_HELD), _MOST_HELD)
     chosen = np.random.default_rng(seed).choice(ratings.n_ratings, count, replace=False)
     held = np.zeros(ratings.n_ratings, dtype=bool)
     held[chosen] = True
     out = torch.from_numpy(held).to(ratings.device)
-    whole = by_row.groups(), by_row.indices(), by_row.values()
-    i, j, x = (entries[~out].cpu().numpy() for entries in whole)
-    part = Ratings(i, j, x, ratings.shape, dtype=ratings.dtype, device=ratings.device)
-    rows, columns, values = (entries[out] for entries in whole)
-    return part, (rows, columns, values)
+    weights = by_row.weights
+    if weights is None:
+        weights = torch.ones_like(by_row.values())
+    whole = by_row.groups().long(), by_row.indices().long(), by_row.values(), weights
+    i, j, x, w = (entries[~out].cpu().numpy() for entries in whole)
+    entries = Triplets(i, j, x, None if by_row.weights is None else w)
+    axes = ratings.row_axis, ratings.column_axis
+    part = Ratings.over(axes, entries, dtype=ratings.dtype, device=ratings.device)
+    rows, columns, values, importance = (entries[out] for entries in whole)
+    return part, (rows, columns, values, importance)
 
 
 def _error(posterior: CompletionPosterior, held: Held) -> float:
     """The root mean square error on held-out ratings."""
-    rows, columns, values = held
-    return float((posterior.predict(rows, columns)[0] - values).square().mean().sqrt())
+    rows, columns, values, weights = held
+    squares = (posterior.predict(rows, columns)[0] - values).square()
+    return float(((squares * weights).sum() / weights.sum()).sqrt())

@@ -53,7 +53,7 @@ def start_posterior(
     b, c = _offsets(ratings, row_offsets, column_offsets)
     by_row = _residuals(ratings.by_row, b[:, None], c[:, None])
     by_column = _residuals(ratings.by_column, c[:, None], b[:, None])
-    variance = max(ratings.add(by_row.double().square()) / ratings.n_ratings, 1e-6)
+    variance = _variance_left(ratings, by_row)
     v, sizes = _right_vectors(
         ratings, by_row, by_column, rank, variance, torch.Generator().manual_seed(seed)
     )
@@ -66,6 +66,7 @@ def start_posterior(
         torch.cat([v.new_zeros(len(b), rank), b[:, None]], dim=1),
         ratings.row_counts,
         variances[0],
+        amounts=ratings.row_amounts,
         has_offset=row_offsets,
         axis=axes[0],
         others=axes[1],
@@ -74,6 +75,7 @@ def start_posterior(
         torch.cat([v, c[:, None]], dim=1),
         ratings.column_counts,
         variances[1],
+        amounts=ratings.column_amounts,
         has_offset=column_offsets,
         axis=axes[1],
         others=axes[0],
@@ -82,7 +84,13 @@ def start_posterior(
         if given is not None:
             side.features = FeatureEffects.start(*given, rank + 1)
     return CompletionPosterior(
-        rows, columns, 1.2 / variance, weight_strength, ratings.n_ratings, ridge
+        rows,
+        columns,
+        1.2 / variance,
+        weight_strength,
+        ratings.n_ratings,
+        ratings.amount,
+        fixed_ridge=ridge,
     )
 
 
@@ -96,7 +104,7 @@ def raise_rank(
     rows, columns = posterior.rows, posterior.columns
     by_row = _residuals(ratings.by_row, rows.mean, columns.mean)
     by_column = _residuals(ratings.by_column, columns.mean, rows.mean)
-    variance = max(ratings.add(by_row.double().square()) / ratings.n_ratings, 1e-6)
+    variance = _variance_left(ratings, by_row)
     v, sizes = _right_vectors(
         ratings,
         by_row,
@@ -114,6 +122,16 @@ def raise_rank(
         rows=_widen(rows, empty, sizes),
         columns=_widen(columns, v, torch.ones_like(sizes)),
     )
+
+
+def _variance_left(ratings: Ratings, residuals: Tensor) -> float:
+    """The weighted mean square of residuals in row order."""
+    squares, groups = residuals.double().square(), ratings.by_row
+    if groups.weights is not None:
+        squares = squares * groups.weights
+    if groups.extra_squares is not None:
+        squares = squares + groups.extra_squares
+    return max(ratings.add(squares) / ratings.amount, 1e-6)
 
 
 def _residuals(groups: Grouped, own: Tensor, other: Tensor) -> Tensor:
@@ -173,10 +191,7 @@ def _offsets(ratings: Ratings, row_offsets: bool, column_offsets: bool) -> tuple
     sides, axes = (ratings.by_row, ratings.by_column), (ratings.column_axis, ratings.row_axis)
     ones = [torch.ones(len(axis), dtype=ratings.dtype, device=ratings.device) for axis in axes]
     values = [_sums(side, one, 1) for side, one in zip(sides, ones, strict=True)]
-    counts = [
-        n.to(v) + _DAMPING
-        for n, v in zip((ratings.row_counts, ratings.column_counts), values, strict=True)
-    ]
+    counts = [n.to(v) + _DAMPING for n, v in zip(_weight_sums(ratings), values, strict=True)]
     b, c = (torch.zeros_like(v) for v in values)
     for _ in range(2):
         if column_offsets:
@@ -184,6 +199,18 @@ def _offsets(ratings: Ratings, row_offsets: bool, column_offsets: bool) -> tuple
         if row_offsets:
             b = (values[0] - _sums(ratings.by_row, c, 0)) / counts[0]
     return b, c
+
+
+def _weight_sums(ratings: Ratings) -> tuple[Tensor, Tensor]:
+    """The weights of the ratings of each row and of each column."""
+    if not ratings.is_weighted:
+        return ratings.row_counts, ratings.column_counts
+    one = torch.ones(1, dtype=ratings.dtype, device=ratings.device)
+    row, column = (
+        _sums(groups, one.expand(groups.n_others), 0)
+        for groups in (ratings.by_row, ratings.by_column)
+    )
+    return row, column
 
 
 def _sums(groups: Grouped, vector: Tensor, power: int) -> Tensor:
@@ -208,10 +235,9 @@ def _right_vectors(
     v = axis.randn(width, generator).to(by_row)
     rows, columns = ratings.by_row, ratings.by_column
     of_rows, of_columns = rows.indices(), columns.indices()
-    even = [
-        1 / (_EVEN + n.to(v)[:, None]) if damped else 1.0
-        for n in (ratings.row_counts, ratings.column_counts)
-    ]
+    even = [1 / (_EVEN + n.to(v)[:, None]) if damped else 1.0 for n in _weight_sums(ratings)]
+    if rows.weights is not None and columns.weights is not None:
+        by_row, by_column = by_row * rows.weights, by_column * columns.weights
     for _ in range(_STEPS):
         u = rows.total(bag_sum(v, of_rows, rows.offsets, by_row)) * even[0]
         v = axis.orthonormal(
@@ -220,7 +246,7 @@ def _right_vectors(
     u = rows.total(bag_sum(v, of_rows, rows.offsets, by_row))
     directions = torch.linalg.eigh(ratings.row_axis.second_moment(u))[1].flip(1)
     v, u = v @ directions[:, :rank], u @ directions[:, :rank]
-    shares = rows.total(bag_sum(v * v, of_rows, rows.offsets))
+    shares = rows.total(bag_sum(v * v, of_rows, rows.offsets, rows.weights))
     sums = torch.stack([table.double().sum(0) for table in (u * u, shares, shares * shares)])
     squares, noise, norm = ratings.row_axis.total(sums)
     least = _LEAST_SHARE * variance / rank

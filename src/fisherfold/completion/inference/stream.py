@@ -26,11 +26,12 @@ from fisherfold.completion.inference.packed import unpack
 from fisherfold.completion.inference.posterior import PER_MEMBER, CompletionPosterior, Side
 from fisherfold.completion.inference.prior_mean import SET_STRENGTH, SetEffects
 from fisherfold.completion.inference.variational import fit_variational, noise_floor, optimum
+from fisherfold.completion.inference.working_ratings import WorkingRatings
 from fisherfold.completion.ratings import Ratings
 
 
-def append_members(side: Side, other: Side, n_new: int) -> None:
-    """Add members about which nothing is known: their posterior is the prior."""
+def append_members(side: Side, other: Side, n_new: int, features: Tensor | None = None) -> None:
+    """Add members about which nothing is known, or only features: their posterior is the prior."""
     if n_new == 0:
         return
     unknown = side.prior_members(n_new)
@@ -42,6 +43,11 @@ def append_members(side: Side, other: Side, n_new: int) -> None:
     if other.set_effects is not None:
         s = other.set_effects
         other.set_effects = SetEffects(_pad(s.effects, n_new), s.sums, _pad(s.shares, n_new))
+    if side.features is not None:
+        table = side.features.table
+        own = table.new_zeros(n_new, table.shape[1]) if features is None else features
+        side.features = replace(side.features, table=torch.cat([table, own.to(table)]))
+    side.invalidate()
 
 
 def _pad(tensor: Tensor, n_new: int) -> Tensor:
@@ -74,38 +80,65 @@ def _before(side: Side, ids: Tensor) -> _Before:
     )
 
 
+@dataclass
+class Batch:
+    """New ratings of some members.
+
+    Attributes:
+        ratings: the ratings, of members numbered from 0.
+        rows: which rows of the posterior these are.
+        columns: which columns.
+        working: what turns the ratings into working values, for categories and times.
+    """
+
+    ratings: Ratings
+    rows: Tensor
+    columns: Tensor
+    working: WorkingRatings | None = None
+
+    def groups(self, posterior: CompletionPosterior, k: int) -> Grouped:
+        """What the updates of rows (0) or columns (1) take."""
+        if self.working is not None:
+            return self.working.refresh(posterior, learn=False)[k]
+        return (self.ratings.by_row, self.ratings.by_column)[k]
+
+
 def update_batch(
     posterior: CompletionPosterior,
-    batch: Ratings,
-    rows: Tensor,
-    columns: Tensor,
+    batch: Batch,
     *,
     passes: int = 3,
     move: tuple[bool, bool] = (True, True),
     new_rows: bool = False,
 ) -> None:
     """Add the evidence of new ratings."""
-    sides = ((posterior.rows, rows, batch.by_row), (posterior.columns, columns, batch.by_column))
-    before = [_before(side, ids) for side, ids, _ in sides]
-    for (side, ids, groups), other_ids, learns in zip(sides, (columns, rows), move, strict=True):
-        if learns:
-            _count(side, ids, groups, other_ids)
+    ratings, members = batch.ratings, (batch.rows, batch.columns)
+    sides = (posterior.rows, posterior.columns)
+    orders = (ratings.by_row, ratings.by_column)
+    before = [_before(side, ids) for side, ids in zip(sides, members, strict=True)]
+    amounts = ratings.row_amounts, ratings.column_amounts
+    for k in (0, 1):
+        if move[k]:
+            _count(sides[k], members[k], orders[k], members[1 - k], amounts[k])
     if new_rows:
-        before[0].prior = (
-            posterior.rows.precision / _width(posterior.rows, batch.by_row, columns)[:, None, None]
-        )
+        width = _width(posterior.rows, ratings.by_row, batch.columns)
+        before[0].prior = posterior.rows.precision / width[:, None, None]
     residual = torch.zeros(0)
     for _ in range(passes):
         for k in (0, 1):
             if move[k]:
-                (side, _, groups), (given, given_ids, _) = sides[k], sides[1 - k]
-                residual = _natural_step(posterior, side, before[k], given, given_ids, groups)
-    posterior.n_ratings += batch.n_ratings
-    last = sides[1] if move[1] else sides[0]
-    posterior.weighted_sse += float((last[0].weight[last[1]] * residual).sum())
-    if posterior.fixed_ridge is None:  # a given ridge is in units of τ: it stays as it was fitted
-        smallest = noise_floor(posterior.rows.mean.dtype) * posterior.n_ratings
-        posterior.noise_precision = posterior.n_ratings / max(posterior.weighted_sse, smallest)
+                given = sides[1 - k], members[1 - k]
+                groups = batch.groups(posterior, k)
+                residual = _natural_step(posterior, sides[k], before[k], given, groups)
+    posterior.n_ratings += ratings.n_ratings
+    posterior.amount += ratings.amount
+    last = 1 if move[1] else 0
+    weighted = sides[last].weight[members[last]] * residual
+    posterior.weighted_sse += float(weighted.sum())
+    # a given ridge is in units of τ: it stays as it was fitted; of categories the cut points carry the scale
+    if posterior.fixed_ridge is None and posterior.ordinal is None:
+        smallest = noise_floor(posterior.rows.mean.dtype) * posterior.amount
+        posterior.noise_precision = posterior.amount / max(posterior.weighted_sse, smallest)
 
 
 def _width(side: Side, groups: Grouped, other_ids: Tensor) -> Tensor:
@@ -119,11 +152,11 @@ def _width(side: Side, groups: Grouped, other_ids: Tensor) -> Tensor:
     return 1 + sums / groups.counts.clamp(min=1)
 
 
-def _count(side: Side, ids: Tensor, groups: Grouped, other_ids: Tensor) -> None:
+def _count(side: Side, ids: Tensor, groups: Grouped, other_ids: Tensor, amounts: Tensor) -> None:
     """Enter the new ratings into the counts and the rated sets."""
     fresh = groups.counts.to(side.counts)
     side.counts = side.counts.index_add(0, ids, fresh)
-    side.amounts = side.amounts.index_add(0, ids, fresh)
+    side.amounts = side.amounts.index_add(0, ids, amounts.to(side.amounts))
     if side.set_effects is not None:
         x = side.set_effects.effects[other_ids[groups.indices().long()]]
         new = torch.zeros_like(side.set_effects.sums[ids]).index_add_(0, groups.groups().long(), x)
@@ -136,15 +169,13 @@ def _natural_step(
     posterior: CompletionPosterior,
     side: Side,
     before: _Before,
-    given: Side,
-    given_ids: Tensor,
+    given: tuple[Side, Tensor],
     groups: Grouped,
 ) -> Tensor:
     """Set the posterior of the batch's members to old evidence + prior + new evidence; the new residuals."""
     ids, tau = before.ids, posterior.noise_precision
-    weighted = (
-        moments(given.mean[given_ids], given.covariance[given_ids]) * given.weight[given_ids, None]
-    )
+    other, others = given
+    weighted = moments(other.mean[others], other.covariance[others]) * other.weight[others, None]
     evidence = Summands(weighted).collect(groups, 0, groups.n_groups).double()
     gram, pull = evidence.normal_equations()
     weight = side.weight[ids].double()
@@ -166,13 +197,22 @@ def _natural_step(
     return residual.to(side.mean)
 
 
-def refine(posterior: CompletionPosterior, ratings: Ratings, *, passes: int = 2) -> None:
+def refine(
+    posterior: CompletionPosterior,
+    ratings: Ratings,
+    *,
+    working: WorkingRatings | None = None,
+    passes: int = 2,
+) -> None:
     """Passes of coordinate ascent over all ratings so far, with their priors, from where the posterior stands."""
-    posterior.n_ratings, posterior.converged = ratings.n_ratings, False
+    posterior.n_ratings, posterior.amount = ratings.n_ratings, ratings.amount
+    posterior.converged = False
     orders = ratings.by_row, ratings.by_column
-    for side, own, other in ((posterior.rows, *orders), (posterior.columns, *orders[::-1])):
+    amounts = ratings.row_amounts, ratings.column_amounts
+    for k, side in enumerate((posterior.rows, posterior.columns)):
+        own, other = orders[k], orders[1 - k]
         side.counts = own.counts.to(side.counts)
-        side.amounts = side.counts.clone()
+        side.amounts = amounts[k].to(side.counts, copy=True)
         if side.set_effects is not None:
             side.set_effects = SetEffects.of(side.set_effects.effects, side.counts, own, other)
     fit_variational(
@@ -182,4 +222,5 @@ def refine(posterior: CompletionPosterior, ratings: Ratings, *, passes: int = 2)
         tol=-torch.inf,
         init=posterior,
         set_effects=posterior.rows.set_effects is not None,
+        working=working,
     )

@@ -20,6 +20,17 @@ class TimeEffects:
     variance: Tensor  # the posterior variance of each
     prior: float  # s²
 
+    @classmethod
+    def start(cls, starts: Tensor, keys: Tensor, like: Tensor) -> TimeEffects:
+        """Effects of which nothing is known yet."""
+        zero = like.new_zeros(len(keys))
+        return cls(starts, keys, zero, zero + 0.01, 0.01)
+
+    def taken_from(self, old: TimeEffects, members: Tensor, times: Tensor) -> TimeEffects:
+        """These effects as far as others tell them, from a member and a time of each key."""
+        mean, variance = old.find(members, times)
+        return replace(self, mean=mean, variance=variance, prior=old.prior)
+
     def find(self, members: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
         """The effects of some members at some times."""
         period = torch.bucketize(times, self.starts, right=True)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,11 +23,12 @@ from torch import Tensor
 
 from fisherfold.completion.grouped import Grouped
 from fisherfold.completion.inference.gram import Evidence, Summands, moments
-from fisherfold.completion.inference.observations import Observations
 from fisherfold.completion.inference.packed import solve_batch
 from fisherfold.completion.inference.posterior import WEIGHT_STRENGTH, CompletionPosterior, Side
 from fisherfold.completion.inference.start import FeatureTable, raise_rank, start_posterior
+from fisherfold.completion.inference.working_ratings import WorkingRatings
 from fisherfold.completion.ratings import Ratings
+from fisherfold.completion.scoring import column_spread, row_spread
 
 # The path over ranks: ratings for each coefficient of the first rank; the largest rank without a path, where a higher
 # one starts, the growth of a rank; the tolerance and the most passes of a rank on the way.
@@ -37,6 +39,8 @@ _MOMENTUM, _SLOW = 0.7, 0.5
 # The last pass moves predictions by less than so many times the tolerance of the bound. Held-out errors settle with the
 # predictions; at a high rank the bound goes on rising for long, by switching factors off.
 _MOVE, _SAMPLE = 30.0, 2**14
+_SPREAD_ROWS = 2**13  # members whose tables of variances are held at once
+_NEWTON_STEPS = 3  # for the noise and the weights of one side
 _CHUNK_ENTRIES = (
     2**18
 )  # of the (n, q, q) working arrays: they stay in the cache, and memory stays bounded
@@ -56,7 +60,7 @@ def fit_variational(
     seed: int = 0,
     callback: Callable[[CompletionPosterior], None] | None = None,
     init: CompletionPosterior | None = None,
-    observations: Observations | None = None,
+    working: WorkingRatings | None = None,
     features: tuple[FeatureTable | None, FeatureTable | None] = (None, None),
 ) -> CompletionPosterior:
     """Fit the posterior by coordinate ascent on the evidence lower bound.
@@ -82,10 +86,10 @@ def fit_variational(
     before = posterior.trace[-1].get("seconds", 0.0) if posterior.trace else 0.0
     floor = noise_floor(ratings.dtype)
     rows, columns = posterior.rows, posterior.columns
-    row_step = ratings.by_row, ratings.by_column, set_effects, floor, observations, 0
-    column_step = ratings.by_column, ratings.by_row, set_effects, floor, observations, 1
-    if observations is not None:
-        observations.begin(posterior)
+    row_step = ratings.by_row, ratings.by_column, set_effects, floor, working, 0
+    column_step = ratings.by_column, ratings.by_row, set_effects, floor, working, 1
+    if working is not None:
+        working.begin(posterior)
     table, ahead = moments(columns.mean, columns.covariance), None
     sample = _Sample(ratings)
     sample.moved(posterior)
@@ -122,7 +126,10 @@ def fit_variational(
         }
         moved = sample.moved(posterior)
         posterior.trace.append(record | {"noise": posterior.noise_precision**-0.5, "moved": moved})
-        posterior.converged = record["bound"] - last < tol or moved < _MOVE * tol
+        gain = record["bound"] - last
+        if ratings.by_row.excess is not None:  # the noise is not that of the largest bound
+            gain = abs(gain)
+        posterior.converged = gain < tol or moved < _MOVE * tol
         if old is not None:
             rows.mean = plain  # the next momentum, of a resumed fit as well, is the difference of rows without any
         if callback is not None:
@@ -160,14 +167,16 @@ def _half_pass(
     others: Grouped,
     set_effects: bool,
     floor: float,
-    observations: Observations | None,
+    working: WorkingRatings | None,
     order: int,
 ) -> Tensor:
     """Update one side given the other, then noise, prior mean and prior; this side's table of moments."""
-    values = groups if observations is None else observations.refresh(posterior)[order]
+    values = groups if working is None else working.refresh(posterior)[order]
     table, residual = update_side(
         side, table.mul_(given.weight[:, None]), values, posterior.noise_precision
     )
+    if values.excess is not None:
+        residual = (residual + _excess_variance(side, given, values)).clamp_(min=0)
     _update_noise(posterior, side, residual, floor)
     if set_effects:
         side.update_set_effects(groups, others)
@@ -175,6 +184,23 @@ def _half_pass(
     _update_prior(posterior, side)
     side.invalidate()
     return table
+
+
+def _excess_variance(side: Side, given: Side, groups: Grouped) -> Tensor:
+    """Σ_j β_j w (w - 1) Var η_ij for every member.
+
+    The residuals of a weighted fit to ratings of one noise, Σ w e², fall short of Σ w σ² by Σ w² Var η, which is what
+    must be added to them; w equal ratings of weight 1 would fall short by Σ w Var η, which they contain already.
+    """
+    table = column_spread(given.mean, given.covariance) * given.weight[:, None]
+    by_excess = replace(groups, weights=groups.excess, extra_squares=None)
+    found = []
+    for first in range(0, len(side.mean), _SPREAD_ROWS):
+        last = min(first + _SPREAD_ROWS, len(side.mean))
+        sums = groups.total(by_excess.sums({0: table}, first, last)[0])
+        part = row_spread(side.mean[first:last], side.covariance[first:last])
+        found.append((part * sums).sum(1))
+    return torch.cat(found)
 
 
 def gradual_start(
@@ -266,19 +292,38 @@ def optimum(side: Side, precision: Tensor, pull: Tensor) -> tuple[Tensor, Tensor
 def _update_noise(
     posterior: CompletionPosterior, side: Side, residual: Tensor, floor: float
 ) -> None:
-    """Set the noise weights of one side, then τ, to the values that maximise the bound."""
+    """Set the noise weights of one side, and τ, to the values that maximise the bound."""
     strength = posterior.weight_strength
+    if strength and posterior.fixed_ridge is None and posterior.ordinal is None:
+        posterior.noise_precision = _joint_precision(posterior, side, residual)
     if strength:
         side.weighted_sse = residual * posterior.noise_precision
         side.weight = (strength + side.amounts) / (strength + side.weighted_sse)
     posterior.weighted_sse = float(side.total((side.weight * residual).sum(dtype=torch.float64)))
-    amount, total = float(posterior.n_ratings), posterior.weighted_sse
+    amount, total = posterior.amount, posterior.weighted_sse
     if posterior.fixed_ridge is not None:
         for each in (posterior.rows, posterior.columns):
             amount += each.size * each.n_free
             total += posterior.fixed_ridge * float(each.deviation().trace())
     if posterior.ordinal is None:
         posterior.noise_precision = amount / max(total, floor * amount)
+
+
+def _joint_precision(posterior: CompletionPosterior, side: Side, residual: Tensor) -> float:
+    """τ where it and the noise weights of one side are at their joint optimum.
+
+    Σ_i (ν + n_i) τ S_i / (ν + τ S_i) = N: by turns, τ and the weights would move each other by a share ν/(ν + n_i).
+    """
+    strength, tau = posterior.weight_strength, posterior.noise_precision
+    squares, amounts = residual.double(), side.amounts.double()
+    for _ in range(_NEWTON_STEPS):
+        share = tau * squares / (strength + tau * squares)
+        told = (strength + amounts) * share
+        sums = torch.stack([told.sum(), (told * (1 - share)).sum()])
+        total, slope = side.total(sums).tolist()
+        step = (posterior.amount - total) / max(slope, 1e-3 * posterior.amount)
+        tau *= math.exp(min(max(step, -1.0), 1.0))
+    return tau
 
 
 def _update_prior(posterior: CompletionPosterior, side: Side) -> None:
