@@ -265,7 +265,8 @@ class ItemToItem(RankingEstimator):
             for value in options:
                 setattr(self, name, value)
                 scorer = ItemScorer(
-                    self._weights(held.rest, given["neighbours"]), TrainingRatings.of(held.rest)
+                    self._weights(held.rest, given["neighbours"]),
+                    TrainingRatings.from_ratings(held.rest),
                 )
                 found = held.ndcg(_block_of(scorer))
                 self.search_.append({name[:-1]: value, "ndcg": found})
