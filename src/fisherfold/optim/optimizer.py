@@ -345,7 +345,7 @@ class SphereOptimizer(torch.optim.Optimizer):
             return []
         from fisherfold.optim.fused import fused_steps
 
-        return fused_steps(self)
+        return fused_steps(self, devices)
 
     def _step_group(
         self, group: dict[str, Any], entries: list[Entry], rate: float | Tensor, steps: int
