@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from benchmarks._common import left_out
+from benchmarks._common import integers, left_out
 from fisherfold import MatrixCompletion
 
 SMOKE = (
@@ -159,7 +159,7 @@ def show(name: str, runs: list[dict[str, float]]) -> None:
     print(f"{name:34} {figures}{more}  [{each}]", flush=True)
 
 
-def ablation(folds: list[int], rank: int) -> None:
+def ablation(folds: list[int], rank: int | str) -> None:
     ratings, *features = load("100k")
     for name, options in {
         "nothing": {},
@@ -179,7 +179,7 @@ def ablation(folds: list[int], rank: int) -> None:
         )
 
 
-def ml1m(seeds: list[int], ranks: list[int]) -> None:
+def ml1m(seeds: list[int], ranks: list[int | str]) -> None:
     ratings, *features = load("1m")
     tenth = len(ratings) // 10
     for rank in ranks:
@@ -393,26 +393,27 @@ def tune() -> None:
                 show(f"{name} validation, rank {rank} {likelihood}", [run])
 
 
+def _rank(text: str) -> int | str:
+    return "auto" if text == "auto" else int(text)
+
+
 def options(parser: ArgumentParser) -> None:
     parser.add_argument("what", choices=("ablation", "ml1m", "cold", "myfm", "tune"))
     parser.add_argument("--folds", default="1,2,3,4,5")
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--ranks", default="20,40")
-    parser.add_argument("--rank", type=int, default=20)
+    parser.add_argument("--ranks", default="auto", help="numbers with commas, or auto")
+    parser.add_argument("--rank", type=_rank, default="auto", help="a number or auto")
     parser.add_argument("--data", default="100k,1m")
     parser.add_argument("--sweeps", type=int, default=512, help="of myFM")
 
 
 def main(given: Namespace) -> None:
     warnings.simplefilter("ignore", UserWarning)
-    numbers = {
-        name: [int(v) for v in getattr(given, name).split(",")]
-        for name in ("folds", "seeds", "ranks")
-    }
+    numbers = {name: integers(getattr(given, name)) for name in ("folds", "seeds")}
     if given.what == "ablation":
         ablation(numbers["folds"], given.rank)
     elif given.what == "ml1m":
-        ml1m(numbers["seeds"], numbers["ranks"])
+        ml1m(numbers["seeds"], [_rank(rank) for rank in given.ranks.split(",")])
     elif given.what == "cold":
         cold(given.data.split(","), numbers["seeds"], given.sweeps)
     elif given.what == "myfm":

@@ -208,7 +208,7 @@ def soft(given: Given, seed: int) -> Filled:
     scale[scale == 0] = 1
     z = (X - mean) / scale
     seen = ~np.isnan(z)
-    held = seen & (np.random.default_rng(seed).random(z.shape) < 0.1)
+    held = seen & (np.random.default_rng(1000 + seed).random(z.shape) < 0.1)
     top = np.linalg.norm(np.where(seen, z, 0), 2)
     errors, start = {}, np.zeros_like(z)
     for factor in np.geomspace(0.7, 0.005, 12):

@@ -360,3 +360,51 @@ def test_the_default_rank_is_large_enough():
     hidden = np.random.default_rng(0).random(X.shape) < 0.2
     filled = LowRankImputer().fit_transform(np.where(hidden, np.nan, X))
     assert np.sqrt(np.mean((filled - X)[hidden] ** 2)) < 0.42
+
+
+def test_a_weight_of_zero_leaves_out(factored):
+    _, holes, _ = factored
+    rows = np.arange(200) % 3 > 0
+    part = LowRankImputer(3).fit(holes[rows])
+    found = LowRankImputer(3).fit(holes, sample_weight=rows)
+    np.testing.assert_allclose(found.transform(holes), part.transform(holes), rtol=1e-3)
+    one = np.where(np.arange(8) == 2, 0.0, np.ones((200, 8)))
+    blind = LowRankImputer(3).fit(np.where(one > 0, holes, np.nan))
+    found = LowRankImputer(3).fit(holes, sample_weight=one)
+    expected = blind.transform(holes)
+    np.testing.assert_allclose(found.transform(holes), expected, rtol=1e-3)
+
+
+def test_weights_multiply_the_log_likelihood(factored):
+    """Noise and means are those of the weighted likelihood: bad rows of small weight do no harm."""
+    X, holes, scales = factored
+    rng = np.random.default_rng(0)
+    bad = rng.random(200) < 0.5
+    table = np.where(bad[:, None], holes + 3 * scales * rng.normal(size=X.shape), holes)
+    missing = np.isnan(holes) & ~bad[:, None]
+
+    def error_and_coverage(imputer):
+        filled, std = imputer.transform(holes, return_std=True)
+        off = (filled - X)[missing] / std[missing]
+        return np.sqrt(np.mean(((filled - X) / scales)[missing] ** 2)), np.mean(np.abs(off) < 1.645)
+
+    alone = error_and_coverage(LowRankImputer(3).fit(table[~bad]))
+    found = error_and_coverage(LowRankImputer(3).fit(table, sample_weight=np.where(bad, 1e-4, 1.0)))
+    plain = error_and_coverage(LowRankImputer(3).fit(table))
+    assert found[0] < 1.1 * alone[0] < plain[0]
+    assert abs(found[1] - alone[1]) < 0.06
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (np.ones(3), r"for each of 200 rows, or for each entry of the 200 x 8 table, got shape"),
+        (-np.ones(200), "finite numbers of at least 0"),
+        (np.full((200, 8), np.nan), "finite numbers of at least 0"),
+        (np.zeros(200), "every weight of sample_weight is zero"),
+        (["a"] * 200, "must hold one number for each of 200 rows"),
+    ],
+)
+def test_weights_that_are_none(factored, weights, message):
+    with pytest.raises(ValueError, match=message):
+        LowRankImputer(2).fit(factored[1], sample_weight=weights)

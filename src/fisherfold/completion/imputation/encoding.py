@@ -67,7 +67,9 @@ class TableEncoding:
         self.source = np.repeat(np.arange(len(widths)), widths)
 
     @classmethod
-    def of(cls, table: Floats, sizes: Codes, *, ranks: bool) -> TableEncoding:
+    def of(
+        cls, table: Floats, sizes: Codes, *, ranks: bool, weights: Floats | None = None
+    ) -> TableEncoding:
         """Learn from a table with NaN where nothing was observed, categories as their numbers."""
         width = int(np.where(sizes > 2, sizes, 1).sum())
         levels = None
@@ -76,12 +78,15 @@ class TableEncoding:
         plain = cls(sizes, np.zeros(width), np.ones(width), np.ones(width, dtype=bool), levels)
         x = plain.spread_out(table)
         seen = ~np.isnan(x)
-        counts = np.maximum(seen.sum(axis=0), 1)
-        mean = np.where(seen, x, 0).sum(axis=0, dtype=np.float64) / counts
+        share = seen / np.maximum(seen.sum(axis=0), 1)
+        if weights is not None:
+            share = seen * weights[:, plain.source]
+            share = share / np.where(seen.any(axis=0), share.sum(axis=0), 1)
+        mean = (share * np.where(seen, x, 0)).sum(axis=0, dtype=np.float64)
         off = np.where(seen, x - mean, 0)
         largest = np.abs(off).max(axis=0)  # dividing first keeps the squares in range
-        squares = ((off / np.where(largest > 0, largest, 1)) ** 2).sum(axis=0)
-        spread = largest * np.sqrt(squares / counts)
+        squares = share * (off / np.where(largest > 0, largest, 1)) ** 2
+        spread = largest * np.sqrt(squares.sum(axis=0))
         scale = np.where(spread > _CONSTANT * np.abs(mean), spread, 1.0)
         return cls(sizes, mean, scale, np.asarray(seen.any(axis=0)), levels)
 

@@ -30,6 +30,7 @@ from fisherfold.completion.imputation.encoding import TableEncoding
 from fisherfold.completion.imputation.reading import (
     TableGiven,
     check_categories,
+    checked_weights,
     chosen_columns,
     extend_frame,
     read_mixed,
@@ -37,7 +38,8 @@ from fisherfold.completion.imputation.reading import (
 from fisherfold.completion.inference.posterior import CompletionPosterior
 from fisherfold.completion.inference.stream import Batch, update_batch
 from fisherfold.completion.inference.variational import fit_variational, gradual_start
-from fisherfold.completion.ratings import Ratings
+from fisherfold.completion.ratings import Ratings, Triplets
+from fisherfold.distributed import Axis
 from fisherfold.files import sound
 from fisherfold.tables import validation
 from fisherfold.tables.folders import expect, expect_number, load_folder, model_file, save_folder
@@ -147,22 +149,31 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         self.random_state = random_state
         self.n_jobs = n_jobs
 
-    def fit(self, X: Any, y: Any = None) -> LowRankImputer:
+    def fit(self, X: Any, y: Any = None, *, sample_weight: Any = None) -> LowRankImputer:
         """Learn the factors of the columns.
 
         Args:
             X: a table with NaN where a value is missing.
             y: not used.
+            sample_weight: how much each row, or each entry, counts: its log likelihood is
+                multiplied by the weight, so that 2 counts as two values and 0 as none.
 
         Returns:
             This imputer.
 
         Raises:
-            ValueError: if the table holds nothing, or text in a column of numbers.
+            ValueError: if the table holds nothing, or text in a column of numbers; or for weights
+                that are negative, not finite, all zero or of another shape.
         """
         given = validation.check_parameters(self.get_params(deep=False), _CHECKS)
         table, categories = self._read(X, reset=True)
+        weights = None
         numbers = table.numbers
+        if sample_weight is not None:
+            weights = checked_weights(sample_weight, numbers.shape)
+            used = weights.any(axis=1)
+            weights = weights[used]
+            numbers = np.where(weights > 0, numbers[used], np.nan)
         if np.isnan(numbers).all():
             raise ValueError("X must contain at least one observed value, got only NaN")
         if (size := float(np.nanmax(np.abs(numbers)))) > LARGEST:
@@ -170,27 +181,39 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
                 f"X must hold values of absolute value {LARGEST:g} at most, got {size:g}"
             )
         sizes = np.array([len(categories.get(j, ())) for j in range(numbers.shape[1])])
-        encoding = TableEncoding.of(numbers, sizes, ranks=given["marginals"] == "ranks")
-        z = encoding.standardise(numbers)
-        largest = _LARGEST_AUTO if given["rank"] == "auto" else given["rank"]
-        rank = min(largest, *z.shape)
-        seed = validation.draw_seed(self.random_state)
-        rows, columns = np.nonzero(~np.isnan(z))
-        ratings = Ratings(rows, columns, z[rows, columns], z.shape, dtype=torch.float64)
+        ranks = given["marginals"] == "ranks"
+        encoding = TableEncoding.of(numbers, sizes, ranks=ranks, weights=weights)
         with threads(given["n_jobs"]):
-            posterior = fit_variational(
-                ratings,
-                rank,
-                max_iter=given["max_iter"],
-                tol=given["tol"],
-                set_effects=False,
-                init=gradual_start(ratings, rank, set_effects=False, seed=seed),
-            )
+            posterior = self._learnt(encoding, numbers, weights, given)
         self.categories_ = categories
         self.n_iter_ = len(posterior.trace)
         self._indicated = np.flatnonzero(table.holes.any(axis=0))
         self._adopt(encoding, replace(posterior, rows=posterior.rows.prior_members()))
         return self
+
+    def _learnt(
+        self, encoding: TableEncoding, numbers: Table, weights: Table | None, given: dict[str, Any]
+    ) -> CompletionPosterior:
+        """The posterior of the standardised table."""
+        z = encoding.standardise(numbers)
+        rows, columns = np.nonzero(~np.isnan(z))
+        entries = Triplets(rows, columns, z[rows, columns])
+        if weights is not None:
+            own = weights[rows, encoding.source[columns]]
+            entries = replace(entries, amounts=own, excess=own * (own - 1))
+        axes = Axis.whole(z.shape[0]), Axis.whole(z.shape[1])
+        ratings = Ratings.over(axes, entries, dtype=torch.float64)
+        largest = _LARGEST_AUTO if given["rank"] == "auto" else given["rank"]
+        rank = min(largest, *z.shape)
+        seed = validation.draw_seed(self.random_state)
+        return fit_variational(
+            ratings,
+            rank,
+            max_iter=given["max_iter"],
+            tol=given["tol"],
+            set_effects=False,
+            init=gradual_start(ratings, rank, set_effects=False, seed=seed),
+        )
 
     def _adopt(self, encoding: TableEncoding, posterior: CompletionPosterior) -> None:
         """Take over what a fit has learnt."""

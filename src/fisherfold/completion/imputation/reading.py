@@ -194,6 +194,22 @@ def _numbered(values: list[Any], categories: list[Any], what: str) -> Floats:
     return found
 
 
+def checked_weights(weights: Any, shape: tuple[int, ...]) -> Floats:
+    """Weights of rows or of entries as a table of them."""
+    found = np.asarray(weights)
+    if found.dtype.kind not in "fiub" or found.shape not in (shape[:1], shape):
+        raise ValueError(
+            f"sample_weight must hold one number for each of {shape[0]} rows, or for each entry of "
+            f"the {shape[0]} x {shape[1]} table, got shape {found.shape} of {found.dtype}"
+        )
+    found = found.astype(np.float64)
+    if not (np.isfinite(found).all() and (found >= 0).all()):
+        raise ValueError("sample_weight must hold finite numbers of at least 0")
+    if not found.any():
+        raise ValueError("every weight of sample_weight is zero, some must be positive")
+    return np.array(np.broadcast_to(found.reshape(shape[0], -1), shape))
+
+
 def extend_frame(frame: Any, columns: Mapping[str, npt.NDArray[Any]]) -> Any:
     """A frame with more columns, of its own kind."""
     if frame_kind(frame) == "pandas":
