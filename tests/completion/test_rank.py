@@ -59,7 +59,7 @@ def test_small_and_strange_tables(pairs, values):
 def test_held_out_ratings_are_a_part():
     pairs, values = rated(3)
     ratings = Ratings(*pairs.T, values, (300, 200))
-    part, (rows, columns, held) = without_some(ratings)
+    part, (rows, columns, held, _) = without_some(ratings)
     assert part.n_ratings + len(held) == ratings.n_ratings
     assert len(held) == round(0.05 * ratings.n_ratings)
     lookup = dict(zip(map(tuple, pairs.tolist()), values, strict=True))

@@ -35,6 +35,7 @@ from fisherfold.tables import validation
 from fisherfold.tables.folders import load_folder, model_file, save_folder
 from fisherfold.tables.frames import FRAMES, columns_of, frame_kind, make_frame, names_of, numbers
 from fisherfold.tables.ids import IdIndex
+from fisherfold.tables.roles import check_half_known
 from fisherfold.warn import warn
 
 # The parameters that all models have.
@@ -127,6 +128,7 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
         if self.frame_ is None or frame_kind(X) is None:
             return None
         given = {str(name): name for name in names_of(X)}
+        check_half_known(list(given), self.names_)
         known = self.names_[:n]
         return [given[name] for name in known] if set(known) <= set(given) else None
 
@@ -432,6 +434,21 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
     column_offsets_ = property(lambda self: factors(self._fitted(), 1)[1])
     row_covariances_ = property(lambda self: factors(self._fitted(), 0)[2])
     column_covariances_ = property(lambda self: factors(self._fitted(), 1)[2])
+
+    def decision_function(self, X: Any, *, time: Any = None) -> Floats:
+        """The latent scores of pairs: ``offset_`` + offsets + product of factors, never clipped.
+
+        Args:
+            X: (n, 2) row and column ids.
+            time: as for ``predict``.
+
+        Returns:
+            One score per pair: the prediction of measured values before it is clipped; of ordered categories the mean
+            of the latent value that the cut points cut.
+        """
+        self._fitted()
+        pairs = self._pairs(X, time)
+        return self._hide_unseen(pairs, pairs.scores())
 
     def inner_product_vectors(self) -> tuple[Floats, Floats]:
         """Vectors for a nearest-neighbour index: their inner products are the scores, offsets included.

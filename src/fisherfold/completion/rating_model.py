@@ -359,7 +359,7 @@ class MatrixCompletion(RatingModel):
         """Add new ratings, rows and columns; the first call fits, to a batch of any size (``variational``).
 
         A few new ratings change the rows and columns they touch, by one natural-gradient step. Each time the ratings
-        have grown by 5 %, two full passes refine the posterior; when they have doubled, the factors are found anew.
+        have grown by 5 %, two full passes refine the posterior; when by half, the factors are found anew.
         The rank stays until then, and after it if it was given. Within a batch ``duplicates`` decides as in ``fit``; a
         pair that was rated before is one more observation until the next full pass, then the rule decides. With ``ids``
         an entry that was delivered before is left out. Features are those of new ids, or new ones of known ids. The

@@ -40,7 +40,7 @@ _FURTHEST = {"variational": 1e12, "point": 1e6}
 _REFINE = 0.05
 # It starts anew when so many times the ratings of the last start have come: dimensions that the first ratings could
 # not support would else stay empty.
-_START_ANEW = 1.0
+_START_ANEW = 0.5
 
 
 def with_new_rows(model: CompletionModel, count: int, entries: Triplets) -> CompletionModel:

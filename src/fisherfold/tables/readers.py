@@ -28,7 +28,7 @@ import polars as pl
 
 from fisherfold.tables.ids import Ids, objects
 from fisherfold.tables.parquet import cut, parquet_files, read_parquet
-from fisherfold.tables.roles import ENTRIES, PAIRS, usual_columns
+from fisherfold.tables.roles import ENTRIES, PAIRS, check_half_known, usual_columns
 from fisherfold.tables.times import seconds
 from fisherfold.threads import check_polars
 
@@ -186,6 +186,8 @@ def choose(
     """Find the columns of ids and values: as given, by known or usual names, or first."""
     names = table.frame.columns
     least = 2 if optional else len(roles)
+    if columns is None and table.header is not None and known:
+        check_half_known(names, known)
     if columns is not None:
         chosen = find_columns(table, columns)
     elif known and set(known) <= set(names):

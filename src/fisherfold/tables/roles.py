@@ -73,6 +73,18 @@ def role_of(name: Any) -> str:
     )
 
 
+def check_half_known(names: Sequence[Any], known: Sequence[str]) -> None:
+    """Raise if one name of the ids is there and the other is not: positions could swap them."""
+    texts = list(map(str, names))
+    there = [name for name in known[:2] if name in texts]
+    if len(there) == 1:
+        absent = next(name for name in known[:2] if name not in there)
+        raise ValueError(
+            f"the columns {_few(names)} have {there[0]!r} as the table of the fit, but no "
+            f"{absent!r}: rename the column of {absent!r}, or rename both to be read by position"
+        )
+
+
 def may_hold_row_ids(name: Any) -> bool:
     """Whether the first column of a matrix may hold the ids of its rows."""
     return not re.fullmatch(r"\d*", str(name)) and role_of(name) in ("row", "index")

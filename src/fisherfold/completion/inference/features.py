@@ -193,7 +193,8 @@ def read_features(
             raise ValueError(f"{what} has no columns")
         key = _id_column(columns, side, id_name)
         index = getattr(features, "index", None)
-        if key is None and index is not None and type(index).__name__ != "RangeIndex":
+        plain = type(index).__name__ == "RangeIndex" and getattr(index, "name", None) is None
+        if key is None and index is not None and not plain:
             return as_array(index), columns
         key = next(iter(columns)) if key is None else key
         return columns.pop(key), columns
