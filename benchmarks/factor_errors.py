@@ -90,4 +90,5 @@ def main(given: Namespace) -> None:
     for name, draw, rotation, errors in CASES:
         mean, worst = covered(draw, rotation, errors, given)
         table.add_row(name, rotation, errors, f"{100 * mean:.1f}", f"{100 * worst:.0f}")
+        print(f"{name}, {rotation}, {errors}: {100 * mean:.1f} %", flush=True)
     Console(width=110).print(table)

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 ORDER = (
     "natural_gradient",
     "standard_errors",
+    "factor_loadings",
     "ratings",
     "impute",
     "choose_rank",

@@ -147,7 +147,7 @@ def plot_loadings(
     ax.set_yticks(places, list(map(str, labels)))
     ax.invert_yaxis()
     ax.set_xlabel(f"loading, {100 * level:.0f} % intervals")
-    ax.legend()
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=factors, frameon=False)
     return ax
 
 

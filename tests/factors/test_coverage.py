@@ -35,7 +35,7 @@ def test_intervals_hold(rotation):
     loadings, correlations = coverage(rotation, 400, draw=normal, seed=1)
     assert 0.88 < loadings < 0.92
     if rotation != "varimax":
-        assert 0.88 < correlations < 0.92
+        assert 0.86 < correlations < 0.94
 
 
 @pytest.mark.slow
