@@ -44,9 +44,10 @@ coverage: $(VENV)/.dev ## branch coverage by package, of the tests of make test 
 	$(BIN)/coverage json -q -o build/coverage.json
 	$(BIN)/python .ci/coverage_table.py build/coverage.json
 
-integrations: $(VENV)/.dev ## the optimizers in Lightning, Accelerate, Transformers and timm
+integrations: $(VENV)/.dev ## the optimizers in Lightning, Accelerate, Transformers and timm; kernels, interpreted
 	$(BIN)/pip install -q -c constraints.txt -e '.[integrations]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/integrations
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m "slow or not slow" tests/optim/test_fused.py
 
 doctest: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --doctest-modules src/fisherfold

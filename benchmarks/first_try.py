@@ -48,8 +48,8 @@ RATES = {
 }
 OURS: dict[str, dict[str, Any]] = {
     "ours": {},
-    "ours, average": {"average": True},
-    "ours, total_steps": {"total_steps": 0},
+    "ours+average": {"average": True},
+    "ours+total_steps": {"total_steps": 0},
 }
 
 

@@ -209,7 +209,7 @@ def test_timm_makes_the_optimizer_and_its_schedulers_step_it():
     )
     assert isinstance(optimizer, SphereOptimizer)
     rules = {g["kind"]: (g["lr"], g["weight_decay"]) for g in optimizer.param_groups}
-    assert rules == {"spheres": (0.02, 0.0), "matrices": (0.005, 0.05), "vectors": (0.005, 0.0)}
+    assert rules == {"spheres": (0.02, 0.0), "matrices": (0.01, 0.05), "vectors": (0.01, 0.0)}
     scheduler, _ = create_scheduler_v2(optimizer, num_epochs=4, warmup_epochs=1)
     losses = timm_steps(model, optimizer, scheduler)
     assert losses[-1] < losses[0]

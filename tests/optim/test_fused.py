@@ -9,11 +9,11 @@ import torch
 # before Triton is imported, whose own functions are interpreted as well
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
-pytest.importorskip("triton", reason="needs Triton: pip install triton")
+pytest.importorskip("triton", reason="needs Triton: make integrations")
 
 import fisherfold
 from fisherfold.optim import spheres
-from fisherfold.optim.fused import FusedStep, OffSphere, OnSphere, has_dense_rows
+from fisherfold.optim.fused import FusedStep, OffSphere, OnSphere, fused_steps, has_dense_rows
 from fisherfold.optim.spectral import orthogonalise
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -157,7 +157,7 @@ class Network(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.layers = torch.nn.Sequential(
-            torch.nn.Conv2d(3, 16, 3, padding=1),
+            torch.nn.Conv2d(3, 16, 3, padding=1, bias=False),
             torch.nn.BatchNorm2d(16),
             torch.nn.ReLU(),
             torch.nn.Conv2d(16, 16, 3, padding=1, groups=16),
@@ -174,6 +174,13 @@ class Network(torch.nn.Module):
         return self.layers(x)
 
 
+def fuse(optimizer):
+    """Fused steps on a CPU as well, where kernels are interpreted."""
+    return fused_steps(
+        optimizer, {torch.device(DEVICE, 0) if DEVICE == "cuda" else torch.device("cpu")}
+    )
+
+
 def train(network, steps, dtype=torch.float32, **options):
     torch.manual_seed(1)
     x = torch.randn(64, 3, 8, 8, device=DEVICE, dtype=dtype)
@@ -186,11 +193,12 @@ def train(network, steps, dtype=torch.float32, **options):
     return optimizer
 
 
-@gpu
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_an_optimizer_takes_the_steps_of_its_reference(monkeypatch, layout, dtype):
     torch.manual_seed(0)
+    monkeypatch.setattr(fisherfold.SphereOptimizer, "_fuse", fuse)
     start = Network().to(DEVICE, dtype, memory_format=layout)
     fused, reference = copy.deepcopy(start), copy.deepcopy(start)
     ours = train(fused, 4, dtype, total_steps=6, average=True)
@@ -198,7 +206,7 @@ def test_an_optimizer_takes_the_steps_of_its_reference(monkeypatch, layout, dtyp
     assert len(ours._fused[0].parameters) == len(list(fused.parameters()))
     monkeypatch.setattr(fisherfold.SphereOptimizer, "_fuse", lambda self: [])
     theirs = train(reference, 4, dtype, total_steps=6, average=True)
-    tolerance = 0.1 if dtype == torch.float32 else 0.3
+    tolerance = 0.1 if dtype == torch.float32 else 0.5
     for a, b, c in zip(fused.parameters(), reference.parameters(), start.parameters(), strict=True):
         a, b, c = a.detach().double(), b.detach().double(), c.detach().double()
         assert (a - b).norm() < tolerance * (b - c).norm() + 1e-6
@@ -208,9 +216,10 @@ def test_an_optimizer_takes_the_steps_of_its_reference(monkeypatch, layout, dtyp
     }
 
 
-@gpu
+@pytest.mark.slow
 def test_a_state_goes_from_one_way_to_the_other(monkeypatch):
     torch.manual_seed(0)
+    monkeypatch.setattr(fisherfold.SphereOptimizer, "_fuse", fuse)
     network = Network().to(DEVICE)
     optimizer = train(network, 3)
     saved = copy.deepcopy(optimizer.state_dict())
@@ -248,7 +257,7 @@ def test_a_step_may_be_captured_by_the_caller():
     with pytest.warns(UserWarning, match="captured"):
         loss = capture()
     graph.replay()
-    first = float(loss)
+    first = float(loss.detach())
     for _ in range(40):
         graph.replay()
-    assert float(loss) < 0.8 * first
+    assert float(loss.detach()) < 0.8 * first

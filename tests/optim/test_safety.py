@@ -152,7 +152,7 @@ def test_parameters_that_are_new_are_reported():
     step(net, optimizer)
     assert not torch.equal(net[4].weight, before)
     assert optimizer.param_groups[-1]["param_names"] == ["4.weight", "4.bias"]
-    assert optimizer.param_groups[-1]["lr"] == pytest.approx(0.005)
+    assert optimizer.param_groups[-1]["lr"] == pytest.approx(0.01)
 
 
 def test_one_rate_for_all_groups_is_reported():

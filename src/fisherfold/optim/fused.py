@@ -11,7 +11,7 @@ looks at a copy of the flag without waiting for the device, so that ``check`` ra
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -468,14 +468,18 @@ def _runs(kinds: Sequence[Any], counts: Sequence[int]) -> list[tuple[Any, int, i
 # ---------------------------------------------------------------------- of an optimizer
 
 
-def fused_steps(optimizer: Any) -> list[FusedStep]:
-    """The fused steps of an optimizer's parameters on GPUs, one for each device; others are left to the reference."""
+def fused_steps(optimizer: Any, devices: Collection[torch.device]) -> list[FusedStep]:
+    """The fused steps of an optimizer's parameters on some devices; others are left to the reference."""
     found: dict[Any, tuple[list[OnSphere], list[OffSphere]]] = {}
     options: dict[Any, tuple[bool, int]] = {}
     for group in optimizer.param_groups:
         for entry in entries_of(group) if _is_served(group) else ():
             parameter = entry.parameter
-            if not (parameter.is_cuda and parameter.requires_grad) or is_sharded(parameter):
+            if (
+                not parameter.requires_grad
+                or is_sharded(parameter)
+                or parameter.device not in devices
+            ):
                 continue
             weight = optimizer.weight_of(parameter).detach()
             device = parameter.device

@@ -19,7 +19,7 @@ RULES = ("spheres", *REST)
 # number of steps in between.
 SGD_RATE = 0.05
 LONG, SHORT, PER_ROOT = 0.1, 0.5, 7.0
-UNKNOWN = 0.25
+UNKNOWN = 0.5
 # Of the state of an optimizer; 0.2 wrote none.
 FORMAT = 3
 

@@ -54,7 +54,7 @@ def momentum(
     ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """S = r P g, m <- beta m + s, u = s + beta m, and the share of its angle by which the row turns."""
+    """S = r g, m <- beta m + s, u = s + beta m, and the share of its angle by which the row turns."""
     row = first + tl.program_id(0)
     which = tl.load(rows + 4 * row)
     length = tl.multiple_of(tl.load(rows + 4 * row + 2), ALIGNED)
@@ -79,18 +79,14 @@ def momentum(
             wg += w_ * tl.load(g + at, inside, 0.0).to(tl.float32)
         norm2 = tl.sum(ww)
         radius = _radius(norm2)
-        inverse = 1.0 / tl.maximum(norm2, 1e-37)
-        g_along = tl.sum(wg) * inverse
         # not finite if an entry of g is not, as w g is not even where w is zero
-        if tl.abs(g_along) < float("inf"):
+        if tl.abs(tl.sum(wg)) < float("inf"):
             ss = tl.zeros([CHUNK], tl.float32)
             uu = tl.zeros([CHUNK], tl.float32)
             for begin in range(0, length, CHUNK):
                 at = begin + tl.arange(0, CHUNK)
                 inside = at < length
-                w_ = tl.load(w + at, inside, 0.0)
-                g_ = tl.load(g + at, inside, 0.0).to(tl.float32)
-                s_ = radius * (g_ - g_along * w_)
+                s_ = radius * tl.load(g + at, inside, 0.0).to(tl.float32)
                 m_ = beta * tl.load(m + at, inside, 0.0) + s_
                 u_ = m_
                 if NESTEROV:
@@ -105,7 +101,6 @@ def momentum(
             share = tl.minimum(MARGIN / (1.0 - beta) * ratio, 1.0)
         else:
             tl.atomic_max(flag, which + 1)
-            address = tl.zeros_like(address)
     if stands == 1:
         # what an earlier step has left would be divided by a norm that it does not have
         for begin in range(0, length, CHUNK):

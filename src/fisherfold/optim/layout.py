@@ -39,7 +39,10 @@ class Layout(NamedTuple):
     def split(self, t: Tensor) -> Tensor:
         """A tensor in the shape of the weight as matrices [matrices, rows, columns]; a view where that is possible."""
         t = t.transpose(self.swap - 1, self.swap) if self.swap else t
-        return t.reshape(self.matrices, self.rows, -1)
+        if t.numel():
+            return t.reshape(self.matrices, self.rows, -1)
+        # a process may hold no row, or no expert
+        return t.reshape(self.matrices, self.rows, t.shape[1 if self.matrices else 2 :].numel())
 
     def join(self, matrices: Tensor, shape: Sequence[int]) -> Tensor:
         """The inverse of ``split``."""

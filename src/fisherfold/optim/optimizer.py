@@ -51,7 +51,7 @@ class SphereOptimizer(torch.optim.Optimizer):
         direction: ``"spectral"`` (orthogonalised momentum), ``"gradient"``, or ``"natural"`` (Kronecker-factored
             Fisher information, which collects itself).
         rest: what all else gets: ``"adamw"``, ``"sgd"`` or ``"kfac"``.
-        rest_lr: its rate; by default ``lr / 4`` for AdamW, with ``total_steps`` between ``lr / 2`` for short and
+        rest_lr: its rate; by default ``lr / 2`` for AdamW, with ``total_steps`` between that for short and
             ``lr / 10`` for long runs, and 0.05 for the others.
         momentum: of hidden matrices and of SGD.
         weight_decay: of heads, embeddings and other matrices that are not on spheres.
@@ -320,6 +320,11 @@ class SphereOptimizer(torch.optim.Optimizer):
         if not self._fused:
             return set()
         if _capturing():
+            if self.total_steps is not None or self.average:
+                raise RuntimeError(
+                    "total_steps and average would be frozen in the CUDA graph that captures this "
+                    "step; without a graph of yours the step captures itself"
+                )
             self._warn_once(
                 "captured",
                 "this step is captured in a CUDA graph: its replays keep the rates of the capture, and schedules have "
@@ -340,7 +345,7 @@ class SphereOptimizer(torch.optim.Optimizer):
             return []
         from fisherfold.optim.fused import fused_steps
 
-        return fused_steps(self)
+        return fused_steps(self, devices)
 
     def _step_group(
         self, group: dict[str, Any], entries: list[Entry], rate: float | Tensor, steps: int
@@ -443,11 +448,12 @@ class SphereOptimizer(torch.optim.Optimizer):
             return
         entries = [e for e in self._entries() if id(e.parameter) in left]
         pairs = [(e, local(e.parameter.grad)) for e in entries]  # type: ignore[arg-type]
-        sizes = torch._foreach_norm([g for _, g in pairs], float("inf"))
-        bad = not bool(
-            torch.isfinite(torch.stack([s.float().to(sizes[0].device) for s in sizes])).all()
-        )
-        if any(is_sharded(e.parameter) for e, _ in pairs):  # all ranks stop, or none
+        sharded = any(is_sharded(e.parameter) for e in entries)
+        pairs = [(e, g) for e, g in pairs if g.numel()]  # a shard may be empty
+        sizes = torch._foreach_norm([g for _, g in pairs], float("inf")) if pairs else []
+        flags = [torch.isfinite(s).to(sizes[0].device) for s in sizes]
+        bad = bool(flags) and not bool(torch.stack(flags).all())
+        if sharded:  # all ranks stop, or none
             bad = any_process(bad, self.curvature.group)
         if not bad:
             return

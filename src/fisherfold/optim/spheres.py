@@ -3,12 +3,13 @@
 A block w (a row of a matrix, or several) with norm r moves on the sphere of radius r. P_w d = d - (<d, w>/<w, w>) w is
 the projection to its tangent space. With the gradient g, the momentum m and a direction d,
 
-    s = r P_w g,      m ← β m + s,      u = s + β m,
-    w ← r ŵ',         w' = cos θ w - sin θ r P_w d/‖P_w d‖,
+    s = r g,      m ← β m + s,      u = s + β m,
+    w ← r ŵ',     w' = cos θ w - sin θ r P_w d/‖P_w d‖,
 
-where s is the Riemannian gradient at unit norm and d is made of u. The momentum is not transported: a part of it turns
-radial and is projected away from d alone, which generalises better (docs/decisions.md). The angle θ is ``lr`` times ``share``, min(1, 2/(1 - β) ‖s‖/‖u‖): a row turns in steps in which
-it has a gradient, and a constant gradient, for which ‖s‖ = (1 - β)‖u‖, turns it by ``lr``.
+where s is the gradient at unit norm and d is made of u. Only d is projected: gradients and momenta that are projected
+as well train and generalise worse on convolutional networks (docs/decisions.md). The angle θ is ``lr`` times ``share``,
+min(1, 2/(1 - β) ‖s‖/‖u‖): a row turns in steps in which it has a gradient, and a constant gradient, for which
+‖s‖ = (1 - β)‖u‖, turns it by ``lr``.
 
 These functions are the reference for the fused kernels of a GPU. Blocks are the rows of their arguments.
 """
@@ -52,7 +53,7 @@ def momentum_(
     m: Tensor, w: Tensor, g: Tensor, beta: float, *, nesterov: bool
 ) -> tuple[Tensor, Tensor]:
     """Take a gradient up into the momentum in place; return u and the share of the angle for every row."""
-    s = radii(w) * tangent(w, g)
+    s = radii(w) * g
     m.mul_(beta).add_(s)
     u = s + beta * m if nesterov else m
     # rows are divided by their largest entry first, since squares of tiny numbers vanish

@@ -91,7 +91,7 @@ class Stack:
 
     def blocks(self, t: Tensor) -> Tensor:
         """A stack with one sphere per row."""
-        return t.reshape(self.spheres, -1)
+        return t.reshape(self.spheres, -1) if self.spheres else t.reshape(0, t.shape[-1])
 
     def parts(self, t: Tensor) -> tuple[Tensor, ...]:
         """A stack by weight."""

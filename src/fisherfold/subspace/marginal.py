@@ -87,7 +87,7 @@ def posterior(statistics: TaskStatistics, prior: SubspacePrior) -> TaskPosterior
 
 
 class MarginalSubspaceProblem(Problem):
-    """The negative log marginal likelihood as a function of the subspace alone.
+    """The negative log marginal likelihood in the frame, with mean, Σ and noise fixed.
 
     Gradient (Fisher's identity): P (1/N) Σ_t [A_tU E[a_t a_tᵀ] - X_tᵀ(y_t - X_t m) E[a_t]ᵀ] / s_t².
     Fisher kinds: ``exact``, H ↦ P (1/N) Σ_t [S_t H R_t + S_tUΣ Hᵀ S_tUΣ] with R_t = Σ UᵀS_tU Σ, and

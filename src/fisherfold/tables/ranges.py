@@ -48,9 +48,9 @@ def warn_of_lost_digits(columns: npt.NDArray[Any], what: str) -> None:
     if (digits < _ENOUGH).any():
         column = int(np.argmin(digits))
         where = f" in column {column}" if columns.ndim > 1 else ""
+        left = round(digits[column])
+        which = "digit" if left < 2 else f"{left} digits"
         warn(
-            f"{what}{where} differ in their last {max(1, round(digits[column]))} digits only, and "
-            "what is "
-            "learnt is as inexact: subtract a constant from them before they become floating-point "
-            "numbers"
+            f"{what}{where} differ in their last {which} only, and what is learnt is as inexact: "
+            "subtract a constant from them before they become floating-point numbers"
         )
