@@ -6,11 +6,11 @@ from itertools import pairwise
 import pytest
 import torch
 
-from fisherfold import LossProblem, minimize
+from fisherfold import Gaussian, LossProblem, NLLProblem, minimize
 from fisherfold.manifolds import SPD, Euclidean, Grassmann, Rotations, Sphere
 from fisherfold.solvers import GradientNorm
 from fisherfold.subspace import SubspaceProblem, TaskStatistics
-from toy import normal
+from toy import generator, normal
 
 FLOAT = torch.float64
 
@@ -160,3 +160,47 @@ def test_losses_that_are_not_finite_ahead_are_survived_or_named(method):
     result = minimize(wall, torch.tensor(3.0, dtype=FLOAT), method)
     assert result.status in {"stalled", "non_finite"}
     assert float(result.x) == 3.0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_truncated_conjugate_gradients_solve_the_subproblem(seed):
+    """argmin <g, d> + ½ <d, H d> over ‖d‖ ≤ Δ: the Newton step inside, the boundary where it is longer.
+
+    The lengths that the recursions carry along are those of the steps, so that no step leaves Δ.
+    """
+    g = generator(seed)
+    rows = torch.randn(9, 6, generator=g, dtype=torch.float64)
+    a = rows.T @ rows / 9 + 0.05 * torch.eye(6, dtype=torch.float64)
+    problem = LossProblem(Euclidean(6), lambda t: t @ a @ t / 2)
+    x0 = torch.randn(6, generator=g, dtype=torch.float64)
+    newton = minimize(
+        problem, x0, "trust-region", radius=1e6, max_iter=1, max_products=50, stop=GradientNorm(0.0)
+    )
+    # ‖r‖ ≤ κ ‖g‖ with κ = 0.1 in the first step: so far from the minimum, at most
+    assert float((a @ newton.last).norm()) <= 0.1 * float((a @ x0).norm())
+    assert newton.trace["cg_iterations"][1] <= 6
+    for radius in (0.05, 0.2, 0.5):
+        step = minimize(problem, x0, "trust-region", radius=radius, max_iter=1).last - x0
+        assert float(step.norm()) <= radius * (1 + 1e-12)
+        if float((newton.last - x0).norm()) > radius:
+            assert float(step.norm()) == pytest.approx(radius, rel=1e-12)
+        # at least as good as the best step along the gradient (Cauchy)
+        gradient = a @ x0
+        size = float(gradient.norm())
+        length = min(radius / size, size**2 / float(gradient @ a @ gradient))
+        cauchy = -length * gradient
+        model = [float(gradient @ d + d @ a @ d / 2) for d in (step, cauchy)]
+        assert model[0] <= model[1] * (1 - 1e-12) or model[0] == pytest.approx(model[1])
+
+
+def test_auto_takes_what_the_problem_knows():
+    x, y = torch.randn(30, 3, generator=generator(), dtype=torch.float64), torch.ones(30).double()
+    likelihood = NLLProblem(Euclidean(3), lambda x, t: x @ t, Gaussian(), x, y)
+    losses = LossProblem(Euclidean(3), lambda x, t: (x @ t - 1).square(), x)
+    cost = LossProblem(Euclidean(3), lambda t: (t - 1).square().sum())
+    zeros = torch.zeros(3, dtype=torch.float64)
+    assert "sigma" in minimize(likelihood, zeros).trace.columns
+    for problem in (losses, cost):
+        assert "radius" in minimize(problem, zeros).trace.columns
+        assert minimize(problem, zeros).success
+    assert "sigma" in minimize(losses, zeros, batch_size=10, max_iter=2).trace.columns

@@ -1,13 +1,14 @@
 """Damped solves (F + λ I) d = g on the tangent space.
 
-The rule that picks a method when none is named, with d the dimension of the manifold and R the
-number of rows of the factor W in F = WᵀW (samples times outputs):
+The method that ``auto`` takes costs least by an estimate from counts: d, the dimension of the
+manifold, R, the number of rows of the factor W in F = WᵀW (samples times outputs), the operations
+of the model, and the digits asked for. Times would differ from run to run, and results with them.
 
-1. ``structured`` if the operator has a direct solver of its own (Kronecker, row blocks), at the
-cost of its blocks; 2. ``woodbury`` if R < d, R ≤ 2048 and the factor fits in memory: R
-vector-Jacobian products and an R × R eigenproblem; 3. ``dense`` if d ≤ 128 and the factor fits in
-memory: its Gram matrix in an orthonormal basis of the tangent space; 4. ``cg`` otherwise: truncated
-conjugate gradients, one product a step, nothing is ever formed.
+1. ``structured`` where the operator has a direct solver of its own (Kronecker, row blocks);
+2. ``dense`` for up to 32 dimensions where it takes no more than 5 ms, since it is exact;
+3. ``cg``, truncated conjugate gradients: some six products for every digit, nothing is formed;
+4. ``dense``, the Gram matrix of the factor in an orthonormal basis of the tangent space;
+5. ``woodbury``, the R × R Gram matrix of the rows of the factor, for R ≤ 2048.
 
 Named only: ``pinv``, the pseudo-inverse of the paper's local theory, F† = Jᵀ(JJᵀ)⁻¹ H_L⁻¹ (JJᵀ)⁻¹ J
 for a Jacobian of full row rank.
@@ -42,25 +43,40 @@ if TYPE_CHECKING:
 
 METHODS = ("structured", "woodbury", "dense", "cg", "pinv")
 
-DENSE_UP_TO = 128
 ROWS_UP_TO = 2048
 FACTOR_ENTRIES_UP_TO = 2**25
+# Products of a solve by conjugate gradients: to begin with, and for every digit of the residual.
+FIRST_PRODUCTS = 3
+PRODUCTS_PER_DIGIT = 6
 # Products that conjugate gradients need for a solve to many digits, where nothing else is known.
 CG_PRODUCTS = 20
 # Dimensions up to which a matrix is formed without asking what it costs.
 SMALL = 32
+# Nanoseconds of an exact solve that nobody waits for.
+NO_TIME = 5e6
 
 
-def choose(operator: FisherOperator) -> str:
-    """The method that the rule of this module picks."""
+def choose(operator: FisherOperator, rtol: float = 1e-10) -> str:
+    """The method that costs least by the estimates of this module, which are counts and no times.
+
+    ``rtol``: the relative residual asked of conjugate gradients.
+    """
     if operator.is_structured:
         return "structured"
     dim, rows = operator.manifold.dim, operator.n_rows
-    if rows is None or rows * flatten(operator.point).numel() > FACTOR_ENTRIES_UP_TO:
+    entries = flatten(operator.point).numel()
+    if rows is None:
         return "cg"
-    if rows < dim and rows <= ROWS_UP_TO and operator.manifold.ambient_metric:
-        return "woodbury"
-    return "dense" if dim <= DENSE_UP_TO else "cg"
+    dense = dense_cost(operator)
+    if dim <= SMALL and dense <= NO_TIME:
+        return "dense"  # exact, at no price
+    digits = -math.log10(max(min(rtol, 0.5), 1e-16))
+    products = min(dim, rows, FIRST_PRODUCTS + PRODUCTS_PER_DIGIT * digits)
+    costs = {"cg": products * product_cost(operator), "dense": dense}
+    fits = rows <= ROWS_UP_TO and rows * entries <= FACTOR_ENTRIES_UP_TO
+    if fits and operator.manifold.ambient_metric:
+        costs["woodbury"] = woodbury_cost(operator)
+    return min(costs, key=lambda name: costs[name])
 
 
 def solve(
@@ -104,7 +120,7 @@ def solve(
         raise ValueError(f"pinv has no damping, got damping={damping}; use method='dense'")
     g = reorder_like(g, operator.point)
     if method == "auto":
-        method = choose(operator)
+        method = choose(operator, rtol)
         if method == "structured" and (x := operator.structured_solve(g, damping)) is not None:
             return Solution(x, method, decrease=0.5 * _inner(operator, g, x))
         method = "cg" if method == "structured" else method
@@ -200,7 +216,7 @@ def _size(vectors: list[Tangent]) -> float:
 
 def product_cost(operator: FisherOperator) -> float:
     """What a product with the operator costs, in nanoseconds of a core of 2025."""
-    return 2e5 + 0.4 * operator.work + 80.0 * (operator.n_rows or 0)
+    return 1.5e5 + 0.3 * operator.work + 15.0 * (operator.n_rows or 0)
 
 
 def dense_cost(operator: FisherOperator) -> float:
@@ -209,7 +225,14 @@ def dense_cost(operator: FisherOperator) -> float:
     decompositions = 1.0 * (dim**3 + entries**3)
     if operator.n_rows is None:
         return dim * product_cost(operator) + decompositions
-    return operator.n_rows * (5.0 * entries + 0.05 * dim * (entries + dim)) + decompositions
+    sums = operator.n_rows * (50.0 + 10.0 * entries + 0.05 * dim * (entries + dim))
+    return 1.5e6 + sums + decompositions
+
+
+def woodbury_cost(operator: FisherOperator) -> float:
+    """What the rows of the factor, their Gram matrix and its eigenpairs cost."""
+    rows, entries = operator.n_rows or 0, flatten(operator.point).numel()
+    return 1.5e6 + rows * (50.0 + 10.0 * entries + 0.05 * rows * entries) + 1.0 * rows**3
 
 
 def dense_costs_less(operator: FisherOperator, count: int) -> bool:

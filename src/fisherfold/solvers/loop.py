@@ -43,7 +43,7 @@ METHODS: dict[str, type[Method]] = {
 def minimize(
     problem: Problem,
     x0: Point,
-    method: str = "rngd",
+    method: str = "auto",
     *,
     max_iter: int = 100,
     stop: Criterion | None = None,
@@ -64,8 +64,10 @@ def minimize(
         problem: the problem.
         x0: the starting point.
         method: ``rngd`` (Algorithm 1, or its fixed-step form with ``step=``), ``rngd-vr``
-            (variance-reduced), ``rsgd``, ``rsvrg``, ``rcg`` or ``rgd`` (line search),
-            ``trust-region`` (with the Hessian, or a Fisher information), ``lbfgs``.
+            (variance-reduced), ``rsgd``, ``rsvrg``, ``rcg`` or ``rgd`` (line search), ``trust-region``
+            (with the Hessian, or a Fisher information), ``lbfgs``. ``auto`` is ``rngd`` where the
+            problem has the Fisher information of a likelihood, ``trust-region`` for a loss with a
+            Hessian, and ``lbfgs`` for what has neither.
         max_iter: the most iterations; one iteration of ``rngd-vr``, ``rsgd`` and ``rsvrg`` is one
             epoch.
         stop: a criterion from ``fisherfold.solvers.stopping``, or several joined by ``|`` and
@@ -105,8 +107,9 @@ def minimize(
     _check_files(checkpoint, resume, problem.group)
     _check_start(problem, x0)
     x0 = reorder_like(x0, problem.manifold.point_shape)
+    method = choose_method(problem, options) if method == "auto" else method
     if method not in tuple(METHODS):
-        raise ValueError(f"method must be one of {sorted(METHODS)}, got {method!r}")
+        raise ValueError(f"method must be 'auto' or one of {sorted(METHODS)}, got {method!r}")
     solver = _construct(METHODS[method], problem, options)
     identity = {} if checkpoint is None else identity_of(problem, x0, seed)
     state = _begin(solver, x0, seed, checkpoint if resume else None, tag, identity)
@@ -167,6 +170,16 @@ def minimize(
     return Result(
         x, value, status, message, state.trace, state.iteration, last=state.x, problem=problem
     )
+
+
+def choose_method(problem: Problem, options: dict[str, Any]) -> str:
+    """The method of ``auto``: one that uses what the problem knows of its curvature."""
+    informed = type(problem).fisher is not Problem.fisher
+    likelihood = informed and problem.fisher_kinds[0] not in {"empirical", "observed"}
+    # a batch, a step or a kind of Fisher information is meant for rngd
+    if likelihood or set(options) & {"fisher", "batch_size", "step"}:
+        return "rngd"
+    return "trust-region" if type(problem).hessian is not Problem.hessian else "lbfgs"
 
 
 def _check_numbers(**counts: tuple[int, int]) -> None:

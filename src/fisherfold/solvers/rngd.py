@@ -220,6 +220,9 @@ class RNGD(Method):
             "sigma": state.numbers.get("sigma", math.nan),
             "accepted": float(state.numbers["rejections"] == 0),
             "damping": damping,
+            "solve": float(METHODS.index(solution.method))
+            if solution.method in METHODS
+            else math.nan,
             "cg_iterations": float(solution.iterations),
             "residual": solution.residual,
         }
