@@ -3,13 +3,6 @@
 The first ``--trials`` settings per method and network are judged on validation images at the first
 length, the best ``--again`` of them at the other lengths. With ``--finals`` the best of each is
 then trained on all training images with ``--seeds`` seeds at the first length, and the test images
-<<<<<<< HEAD
-are used once. Finished runs are lines of ``runs.jsonl`` in the folder; ``--minutes 0``, the
-default, prints the tables of those that are there. Seconds are those of a run alone on one GPU:
-steps times the time of a step by ``gpu.step_cost``. On an NVIDIA GPU start the MPS control daemon
-first. The paper's own settings: ``--paper`` (two data sets and networks, 100 epochs, test images;
-on VGG16-BN two seeds, with the same steps without curvature beside them).
-=======
 are used once. Finished runs are lines of ``runs.jsonl`` in the folder, written as they finish;
 ``--minutes 0``, the default, prints the tables of those that are there. Seconds are those of a run
 alone on one GPU: steps times the time of a step by ``gpu.step_cost``. ``drop-in`` is
@@ -17,9 +10,8 @@ alone on one GPU: steps times the time of a step by ``gpu.step_cost``. ``drop-in
 The paper's own settings: ``--paper`` (two data sets and networks, 100 epochs, test images; on
 VGG16-BN two seeds, with the same steps without curvature beside them). ``--head``: VGG16-BN with
 the head of VGG16 for ImageNet, 40 epochs, validation images.
->>>>>>> 8c661d0 (Prepare the runs on a GPU: transformers, both modes of a step, MPS)
 
-The recorded tables: ``--out results/frontier --steps results/step_cost.json``.
+The recorded tables: ``--out results/cifar_frontier --steps results/step_cost.json``.
 
 Against: SGD, AdamW, SOAP and Muon
 Takes: half an hour on an H200; a second for the recorded tables
