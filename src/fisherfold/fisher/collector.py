@@ -1,17 +1,21 @@
-"""The one collector of Kronecker factors: running sums over the terms of a loss and the rows of each.
+"""The one collector of Kronecker factors.
 
-For a layer s = W a whose inputs are a_r and whose gradients are g_r = ∂ℓ/∂s_r, where r runs over the rows (positions)
-of all terms of a loss, and ℓ is the loss of the term that the row belongs to,
+Running sums over the terms of a loss and the rows of each.
+
+For a layer s = W a whose inputs are a_r and whose gradients are g_r = ∂ℓ/∂s_r, where r runs over
+the rows (positions) of all terms of a loss, and ℓ is the loss of the term that the row belongs to,
 
     A = (1/R) Σ_r (a_r - c)(a_r - c)ᵀ,        G = (1/D) Σ_r g_r g_rᵀ,        F ≈ A ⊗ G
 
-with R rows and D terms (K-FAC expand). Arguments have the shape [terms, rows, length]. The centre c is the mean of the
-inputs where the gradients sum to zero, as they do before a batch norm: there the mean carries no gradient
-(∇W = Σ g aᵀ = Σ g (a - c)ᵀ); elsewhere, and where it is not asked for, it is 0. The groups of a convolution share the
-mean of their input covariances, and G is block diagonal.
+with R rows and D terms (K-FAC expand). Arguments have the shape [terms, rows, length]. The centre c
+is the mean of the inputs where the gradients sum to zero, as they do before a batch norm: there the
+mean carries no gradient (∇W = Σ g aᵀ = Σ g (a - c)ᵀ); elsewhere, and where it is not asked for, it
+is 0. The groups of a convolution share the mean of their input covariances, and G is block
+diagonal.
 
-A loss that is a mean over its D terms has gradients g/D. They come in over one or more passes, whose D is known at the
-end: ``close`` ends such a loss. So the factors of several batches are the mean of those of each, by their terms.
+A loss that is a mean over its D terms has gradients g/D. They come in over one or more passes,
+whose D is known at the end, where ``close`` ends such a loss. So the factors of several batches are
+the mean of those of each, by their terms.
 """
 
 from __future__ import annotations
@@ -56,7 +60,10 @@ class FactorSums:
 
     @classmethod
     def empty(cls, weight: Tensor, groups: int = 1) -> FactorSums:
-        """Zeros on the weight's device, in float32 or wider; the weight is [outputs, inputs, ...]."""
+        """Zeros on the weight's device, in float32 or wider.
+
+        The weight is [outputs, inputs, ...].
+        """
         dtype = torch.promote_types(weight.dtype, torch.float32)
         m, n = len(weight), weight[0].numel()
         shapes = {"a": (n, n), "sum_a": (n,), "rows": (), "terms": ()}

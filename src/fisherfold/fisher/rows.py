@@ -1,7 +1,9 @@
-"""Linear layers and convolutions as what they are: products of the rows of a weight with vectors cut out of the input.
+"""Linear layers and convolutions as what they are.
 
-With a_r the vector that output position r is made of (r runs over samples and positions; for a convolution a patch of
-its padded input, one per group) and w_i the rows of the weight,
+Products of the rows of a weight with vectors cut out of the input.
+
+With a_r the vector that output position r is made of (r runs over samples and positions; for a
+convolution a patch of its padded input, one per group) and w_i the rows of the weight,
 
     s_ri = <w_i, a_r>,        ∇w_i = Σ_r (∂L/∂s_ri) a_r,
 
@@ -26,9 +28,9 @@ def input_rows(
 ) -> tuple[Tensor, float]:
     """The vectors that a layer multiplies by the rows of its weight.
 
-    Where there are more than ``max_rows`` of them (and more than their length), positions are thinned out on a regular
-    grid, and samples where there are not enough positions; its origin moves with ``phase``, so that successive calls
-    see all rows in turn.
+    Where there are more than ``max_rows`` of them (and more than their length), positions are
+    thinned out on a regular grid, and samples where there are not enough positions; its origin
+    moves with ``phase``, so that successive calls see all rows in turn.
     """
     if isinstance(layer, nn.Linear):
         rows = x.reshape(-1, x.shape[-1])
@@ -51,7 +53,7 @@ def input_rows(
 
 
 def _grid(total: int, length: int, max_rows: int | None, sizes: Sequence[int]) -> list[int]:
-    """Spacings, powers of two along axes of these sizes, that leave about max(max_rows, length) of the rows."""
+    """Spacings, powers of two, that leave about max(max_rows, length) of the rows."""
     spacing = [1] * len(sizes)
     doublings = 0 if max_rows is None else round(math.log2(max(total / max(max_rows, length), 1.0)))
     last = len(sizes) - 1  # over samples: its turn comes when no other axis is left
@@ -100,9 +102,9 @@ def output_rows(layer: nn.Module, gradient: Tensor) -> Tensor:
 def is_product(layer: nn.Module, x: Tensor, output: Tensor) -> bool:
     """Whether a layer has multiplied its input by its weight.
 
-    A class that is derived from a layer of PyTorch may do something else: standardise its weight before, pad its input.
-    So may a function in the place of its ``forward``. The output tells, which is computed once more for such layers,
-    and only for them.
+    A class that is derived from a layer of PyTorch may do something else: standardise its weight
+    before, pad its input. So may a function in the place of its ``forward``. The output tells,
+    which is computed once more for such layers, and only for them.
     """
     kind = next(kind for kind in MATRIX_LAYERS if isinstance(layer, kind))
     own = type(layer)

@@ -1,11 +1,12 @@
 """Rates that fall inside of the optimizer, and averages of weights that stand in for a schedule.
 
-With ``total_steps`` rates rise linearly over the first tenth and fall linearly to zero. The average is
+With ``total_steps`` rates rise linearly over the first tenth and fall linearly to zero. The average
+is
 
     w̄ ← w̄ + (1 + η)/(t + η) (w - w̄),        η = 8,
 
-a mean over about the last ninth of all steps so far, so that it needs no horizon. Rows on spheres have the norms of
-the weights again.
+a mean over about the last ninth of all steps so far, so that it needs no horizon. Rows on spheres
+have the norms of the weights again.
 """
 
 from __future__ import annotations
@@ -51,12 +52,16 @@ def averaged(
     states: Mapping[Any, dict[str, Tensor]],
     batches: Iterable[Any] | None,
 ) -> Iterator[None]:
-    """Put averages in the place of weights; statistics of batch norms are renewed from batches of inputs."""
+    """Put averages in the place of weights.
+
+    Statistics of batch norms are renewed from batches of inputs.
+    """
     normed = [m for m in model.modules() if isinstance(m, BatchNorms)] if model else []
     normed = [m for m in normed if m.track_running_stats]
     if normed and batches is None:
         raise ValueError(
-            "averaged weights have other batch-norm statistics: pass averaged(batches), some batches of inputs"
+            "averaged weights have other batch-norm statistics: pass averaged(batches), some "
+            "batches of inputs"
         )
     found = [e for e in entries if "average" in states[e.parameter]]
     if not found:

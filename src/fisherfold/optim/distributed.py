@@ -1,9 +1,9 @@
 """Several processes: one reduction for all factors, and weights that are sharded.
 
-Data-parallel gradients are averaged by the wrapper of the model; factors are summed here. Under FSDP2 parameters,
-gradients and the state of the optimizer are DTensors. Where rows are shared out, momentum and rotation are local, and
-the processes share the matrix signs out among them: each gets whole matrices, as many as the others. What is sharded
-in another way is gathered.
+Data-parallel gradients are averaged by the wrapper of the model; factors are summed here. Under
+FSDP2 parameters, gradients and the state of the optimizer are DTensors. Where rows are shared out,
+momentum and rotation are local, and the processes share the matrix signs out among them: each gets
+whole matrices, as many as the others. What is sharded in another way is gathered.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ def is_sharded(t: Tensor) -> bool:
 
 
 def row_group(t: Tensor) -> Any:
-    """The process group over which the rows of a DTensor are shared out, if nothing else is; else None."""
+    """The process group over which the rows of a DTensor are shared out.
+
+    If nothing else is; else None.
+    """
     axes = [i for i, p in enumerate(t.placements) if not p.is_replicate()]  # type: ignore[attr-defined]
     # exactly Shard(0): strided shards of FSDP over tensor parallelism are in another order
     if len(axes) == 1 and t.placements[axes[0]] == Shard(0):  # type: ignore[attr-defined]
@@ -57,7 +60,9 @@ def share_out(
     group: Any,
     work: Callable[[int, Tensor], Tensor],
 ) -> list[Tensor]:
-    """Apply a function to whole matrices of which every process holds some rows, and return the own rows.
+    """Apply a function to whole matrices of which every process holds some rows.
+
+    And return the own rows.
 
     Args:
         parts: the rows of each matrix that this process holds, in the chunks of ``torch.chunk``.

@@ -1,12 +1,13 @@
 """The step on one GPU in a fixed number of launches, captured in a CUDA graph.
 
-``FusedStep`` does for all parameters of a device what ``spheres``, ``spectral`` and AdamW do one after the other; the
-kernels are those of ``kernels``. Addresses of gradients and rates are tables on the device, which the host rewrites
-before the graph is replayed: gradients may move and schedules may change rates. Weights and states must stay where
-they are; ``is_current`` tells.
+``FusedStep`` does for all parameters of a device what ``spheres``, ``spectral`` and AdamW do one
+after the other; the kernels are those of ``kernels``. Addresses of gradients and rates are tables
+on the device, which the host rewrites before the graph is replayed: gradients may move and
+schedules may change rates. Weights and states must stay where they are; ``is_current`` tells.
 
-A gradient that is not finite raises a flag on the device, and no weight moves until the host has seen it. The host
-looks at a copy of the flag without waiting for the device, so that ``check`` raises one step late or later.
+A gradient that is not finite raises a flag on the device, and no weight moves until the host has
+seen it. The host looks at a copy of the flag without waiting for the device, so that ``check``
+raises one step late or later.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: 
 
 
 class OnSphere(NamedTuple):
-    """A hidden matrix: its weight in float32, its momentum, its number of matrices, name and group."""
+    """A hidden matrix: its weight in float32, its momentum, its number of matrices.
+
+    Name and group.
+    """
 
     parameter: Tensor
     weight: Tensor
@@ -62,7 +66,10 @@ class OffSphere(NamedTuple):
 
 
 def has_dense_rows(weight: Tensor) -> bool:
-    """Whether each row is one piece of memory, in whatever order of its axes, and rows follow each other."""
+    """Whether each row is one piece of memory, in whatever order of its axes.
+
+    And rows follow each other.
+    """
     expected = 1
     for stride, size in sorted(zip(weight.stride()[1:], weight.shape[1:], strict=True)):
         if size > 1 and stride != expected:
@@ -75,8 +82,10 @@ class FusedStep:
     """The step of all parameters of one device; states stay where they are.
 
     Args:
-        spheres: the hidden matrices; ``has_dense_rows`` must hold for their weights, and momenta have their strides.
-        others: the parameters that get AdamW; weights and states are dense and have the same strides.
+        spheres: the hidden matrices; ``has_dense_rows`` must hold for their weights, and momenta
+        have their strides.
+        others: the parameters that get AdamW; weights and states are dense and have the same
+        strides.
         nesterov: whether the direction looks ahead.
         iterations: of Newton-Schulz, one of ``ITERATIONS``.
     """
@@ -121,10 +130,13 @@ class FusedStep:
         return self._places == [p.data_ptr() for p in self.parameters]
 
     def check(self) -> None:
-        """Raise if an earlier step had a gradient that was not finite; after that, steps move weights again.
+        """Raise if an earlier step had a gradient that was not finite.
+
+        After that, steps move weights again.
 
         Raises:
-            FloatingPointError: with the name of one such parameter, all of which are as they were before that step.
+            FloatingPointError: with the name of one such parameter, all of which are as they were
+            before that step.
         """
         if self._copied is not None:
             if torch.cuda.is_current_stream_capturing() or not self._copied.query():
@@ -135,7 +147,8 @@ class FusedStep:
             self._seen.zero_()
             name = self._names[found - 1]
             raise FloatingPointError(
-                f"the gradient of {name} was not finite in an earlier step; parameters are as they were before it. "
+                f"the gradient of {name} was not finite in an earlier step; parameters are as "
+                f"they were before it. "
                 "Lower the learning rate, clip gradients, or use torch.amp.GradScaler with float16"
             )
 
@@ -151,7 +164,8 @@ class FusedStep:
         capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         if capturing and not self._eager_steps:
             raise RuntimeError(
-                "the first step cannot be captured in a CUDA graph, since kernels are compiled in it: take one step "
+                "the first step cannot be captured in a CUDA graph, since kernels are compiled "
+                "in it: take one step "
                 "before the capture"
             )
         self._write_tables(factor)
@@ -254,7 +268,10 @@ class FusedStep:
     def _product(
         self, buffers: list[int], *, polynomial: bool = False, to: torch.dtype = torch.float16
     ) -> None:
-        """Multiply buffers of Gram matrices: the first two into the third, the fourth and fifth into the sixth."""
+        """Multiply buffers of Gram matrices.
+
+        The first two into the third, the fourth and fifth into the sixth.
+        """
         kernels.product[(len(self._gram_tiles), len(buffers) // 3)](
             self._grams,
             self._grams.stride(0),
@@ -469,7 +486,10 @@ def _runs(kinds: Sequence[Any], counts: Sequence[int]) -> list[tuple[Any, int, i
 
 
 def fused_steps(optimizer: Any, devices: Collection[torch.device]) -> list[FusedStep]:
-    """The fused steps of an optimizer's parameters on some devices; others are left to the reference."""
+    """The fused steps of an optimizer's parameters on some devices.
+
+    Others are left to the reference.
+    """
     found: dict[Any, tuple[list[OnSphere], list[OffSphere]]] = {}
     options: dict[Any, tuple[bool, int]] = {}
     for group in optimizer.param_groups:
@@ -505,7 +525,10 @@ def fused_steps(optimizer: Any, devices: Collection[torch.device]) -> list[Fused
 
 
 def _is_served(group: Mapping[str, Any]) -> bool:
-    """Whether a group has a rule that the kernels know; rates that are tensors are left to the reference."""
+    """Whether a group has a rule that the kernels know.
+
+    Rates that are tensors are left to the reference.
+    """
     if isinstance(group["lr"], Tensor):
         return False
     spectral = group["direction"] == "spectral" and group["ns_steps"] in ITERATIONS

@@ -15,7 +15,8 @@ from fisherfold.warn import warn
 DIRECTIONS = ("spectral", "gradient", "natural")
 REST = ("adamw", "sgd", "kfac")
 RULES = ("spheres", *REST)
-# Rates of the rest for SGD, and the share of the angle for AdamW: in long and in short runs, over the root of their
+# Rates of the rest for SGD, and the share of the angle for AdamW: in long and in short runs, over
+# the root of their
 # number of steps in between.
 SGD_RATE = 0.05
 LONG, SHORT, PER_ROOT = 0.1, 0.5, 7.0
@@ -33,7 +34,7 @@ class Treatment(NamedTuple):
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The user's own module under the wrappers of ``torch.compile`` and ``DistributedDataParallel``."""
+    """The user's own module under the wrappers of ``torch.compile`` and of DDP."""
     while True:
         if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
             model = model.module
@@ -69,7 +70,8 @@ def probed(
             found[name] = Treatment(finding.spheres, found[name].layout, finding.reason)
     elif not named and invariant != "none":
         raise ValueError(
-            "the probe for scale-invariant weights needs example_input, a batch that the model accepts; or pass "
+            "the probe for scale-invariant weights needs example_input, a batch that the model "
+            "accepts; or pass "
             "invariant={name: 'row', ...} or 'none'"
         )
     found |= _named(model, named, found)
@@ -97,8 +99,10 @@ def _named(
         spheres = named.get(kind, -1) if isinstance(kind, str) else kind
         if spheres < 0 or (spheres and (parameter.ndim < 2 or rows % spheres)):
             raise ValueError(
-                f"{name!r} must be 'row', 'tensor', 'adamw' or a number of spheres that divides the rows of a "
-                f"weight with two or more dimensions, got {kind!r} for shape {tuple(parameter.shape)}"
+                f"{name!r} must be 'row', 'tensor', 'adamw' or a number of spheres that divides "
+                f"the rows of a "
+                f"weight with two or more dimensions, got {kind!r} for shape "
+                f"{tuple(parameter.shape)}"
             )
         found[name] = Treatment(spheres, layout, "by name")
     return found
@@ -121,7 +125,10 @@ def groups_of(
     weight_decay: float | None,
     scales: Mapping[str, float] | None = None,
 ) -> list[dict[str, Any]]:
-    """Parameter groups: spheres, other matrices, and vectors without weight decay; for each scale of rates."""
+    """Parameter groups: spheres, other matrices, and vectors without weight decay.
+
+    For each scale of rates.
+    """
     scales = scales or {}
     members: dict[tuple[float, str], list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in model.named_parameters():
@@ -194,7 +201,10 @@ def check_number(
     least: float | None = None,
     below: float | None = None,
 ) -> None:
-    """Check the range of a number; tensors are taken as they are, since a look at them is a synchronisation."""
+    """Check the range of a number.
+
+    Tensors are taken as they are, since a look at them is a synchronisation.
+    """
     if isinstance(value, Tensor):
         return
     limits = (("above", above), ("at least", least), ("below", below))

@@ -1,4 +1,6 @@
-"""Where optimizers are made by others: parameter groups for timm, a factory for the Trainer of Hugging Face.
+"""Where optimizers are made by others.
+
+Parameter groups for timm, a factory for the Trainer of Hugging Face.
 
 Lightning and Accelerate take the optimizer as it is.
 """
@@ -32,14 +34,17 @@ def param_groups(
     layer_decay: float | None = None,
     overrides: Mapping[str, str | int] | None = None,
 ) -> Groups:
-    """Parameter groups that ``SphereOptimizer`` takes in place of a model, such as for timm's ``param_group_fn``.
+    """Parameter groups that ``SphereOptimizer`` takes in place of a model.
+
+    Such as for timm's ``param_group_fn``.
 
     Args:
         model: the module.
         lr: the angle per step; that of the optimizer if not given.
         rest_lr: as for ``SphereOptimizer``.
         weight_decay: of matrices that are not on spheres; that of the optimizer if not given.
-        layer_decay: the factor of both rates from each layer to the one before it, for a model of timm; it is the entry
+        layer_decay: the factor of both rates from each layer to the one before it, for a model of
+        timm; it is the entry
             ``lr_scale`` of the groups, which the schedulers of timm read.
         overrides: as for ``SphereOptimizer``.
 
@@ -89,7 +94,8 @@ class TrainerFactory:
         """What ``Trainer(optimizer_cls_and_kwargs=...)`` takes, from its ``TrainingArguments``.
 
         Args:
-            args: of the trainer: ``learning_rate`` is the angle; ``weight_decay``, ``adam_beta1``, ``adam_beta2`` and
+            args: of the trainer: ``learning_rate`` is the angle; ``weight_decay``, ``adam_beta1``,
+            ``adam_beta2`` and
                 ``adam_epsilon`` are those of AdamW.
             **options: further ones of ``SphereOptimizer``.
 
@@ -101,7 +107,8 @@ class TrainerFactory:
         """
         if args.learning_rate == HF_RATE:
             raise ValueError(
-                f"learning_rate is {HF_RATE}, the default for AdamW: set it to an angle in radians, such as 0.02, or "
+                f"learning_rate is {HF_RATE}, the default for AdamW: set it to an angle in "
+                f"radians, such as 0.02, or "
                 "0.002 for fine-tuning"
             )
         own = {
@@ -126,7 +133,9 @@ class TrainerFactory:
 
 
 def register_with_timm(name: str = "sphere") -> None:
-    """Make ``SphereOptimizer`` known to timm: ``create_optimizer_v2(model, "sphere", param_group_fn=param_groups)``.
+    """Make ``SphereOptimizer`` known to timm.
+
+    ``create_optimizer_v2(model, "sphere", param_group_fn=param_groups)``.
 
     Args:
         name: under which timm knows it.

@@ -1,18 +1,20 @@
 """Triton kernels of the step on spheres: two row kernels around grouped products, and AdamW.
 
-The readable reference is ``spheres`` and ``spectral``; ``fused`` lays out the tables of addresses that let each kernel
-serve all weights at once, whatever their shapes and memory formats:
+The readable reference is ``spheres`` and ``spectral``; ``fused`` lays out the tables of addresses
+that let each kernel serve all weights at once, whatever their shapes and memory formats:
 
-1. ``momentum`` reads g, m and w row by row and writes m, u (as bfloat16) and the share of the angle;
-2. ``gram``, ``product`` and ``apply`` orthogonalise u by the Gram form of Newton-Schulz iterations;
-3. ``rotate`` projects the result and rotates every row by its angle;
-4. ``count`` and ``adamw`` step the parameters that are not on spheres.
+1. ``momentum`` reads g, m and w row by row and writes m, u (as bfloat16) and the share of the
+angle; 2. ``gram``, ``product`` and ``apply`` orthogonalise u by the Gram form of Newton-Schulz
+iterations; 3. ``rotate`` projects the result and rotates every row by its angle; 4. ``count`` and
+``adamw`` step the parameters that are not on spheres.
 
-Products of Gram matrices are polynomials of one symmetric matrix: they commute and are symmetric, so that only tiles on
-and below the diagonal are computed. Sides of matrices in scratch memory are rounded up to multiples of 64, with zeros
-behind them, so that products need no masks: what a polynomial has there, on the diagonal, is multiplied by zeros.
+Products of Gram matrices are polynomials of one symmetric matrix: they commute and are symmetric,
+so that only tiles on and below the diagonal are computed. Sides of matrices in scratch memory are
+rounded up to multiples of 64, with zeros behind them, so that products need no masks: what a
+polynomial has there, on the diagonal, is multiplied by zeros.
 
-A gradient that is not finite raises a flag on the device: from then on no weight moves, until the flag is read.
+A gradient that is not finite raises a flag on the device: from then on no weight moves, until the
+flag is read.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ def _radius(norm2):
 
 @triton.jit
 def _row(address, start, TYPE: tl.constexpr, ALIGNED: tl.constexpr):
-    """A pointer to a row; where four elements may be read at once, memory begins at multiples of 16 bytes."""
+    """A pointer to a row, at multiples of 16 bytes where four elements are read at once."""
     pointer = address.to(tl.pointer_type(TYPE))
     if ALIGNED == 4:
         pointer = tl.multiple_of(pointer, 16)
@@ -54,7 +56,7 @@ def momentum(
     ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """S = r g, m <- beta m + s, u = s + beta m, and the share of its angle by which the row turns."""
+    """S = r g, m <- beta m + s, u = s + beta m, and the share of the angle of a row."""
     row = first + tl.program_id(0)
     which = tl.load(rows + 4 * row)
     length = tl.multiple_of(tl.load(rows + 4 * row + 2), ALIGNED)
@@ -240,7 +242,8 @@ def product(
 ):
     """Products of Gram matrices that commute: two at a time, or the polynomial aI + bG + cG².
 
-    The buffers of a product are three octal digits of ``code``, those of the second product the next three.
+    The buffers of a product are three octal digits of ``code``, those of the second product the
+    next three.
     """
     tile = tiles + 3 * tl.program_id(0)
     k = tl.load(tile)

@@ -1,7 +1,8 @@
 """How a weight falls into matrices.
 
-A convolution [out, in, k, k] is a matrix [out, in·k·k] for each of its groups; fused queries, keys and values are three
-matrices; a tensor of experts is one matrix for each. Some layers keep a weight transposed.
+A convolution [out, in, k, k] is a matrix [out, in·k·k] for each of its groups; fused queries, keys
+and values are three matrices; a tensor of experts is one matrix for each. Some layers keep a weight
+transposed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Layout(NamedTuple):
     Attributes:
         matrices: their number.
         rows: of each.
-        swap: 0, or 1 where the second axis holds the outputs, or 2 for the third; it is swapped with the one before.
+        swap: 0, or 1 where the second axis holds the outputs, or 2 for the third; it is swapped
+        with the one before.
     """
 
     matrices: int
@@ -37,7 +39,10 @@ class Layout(NamedTuple):
     swap: int = 0
 
     def split(self, t: Tensor) -> Tensor:
-        """A tensor in the shape of the weight as matrices [matrices, rows, columns]; a view where that is possible."""
+        """A tensor in the shape of the weight as matrices [matrices, rows, columns].
+
+        A view where that is possible.
+        """
         t = t.transpose(self.swap - 1, self.swap) if self.swap else t
         if t.numel():
             return t.reshape(self.matrices, self.rows, -1)

@@ -1,4 +1,7 @@
-"""States and changes of groups: validated as a whole, parameters moved between groups and adopted."""
+"""States and changes of groups.
+
+Validated as a whole, parameters moved between groups and adopted.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ def _partner(optimizer: Any, group: dict[str, Any], kind: str) -> dict[str, Any]
 
 
 def adopt(optimizer: Any) -> tuple[list[str], list[str]]:
-    """Put parameters that have taken the place of others into their groups; return their names and those unknown."""
+    """Put parameters that have taken the place of others into their groups.
+
+    Return their names and those unknown.
+    """
     named = dict(optimizer.model.named_parameters())
     owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
     modules = dict(optimizer.model.named_modules())
@@ -74,7 +80,8 @@ def validated(optimizer: Any, state_dict: Mapping[str, Any]) -> list[list[str]]:
         if "splits" not in groups[0]:
             raise ValueError("the state is that of another optimizer or of another model")
         raise ValueError(
-            "the state was written by fisherfold 0.2, whose momentum is another one: start the optimizer anew, the "
+            "the state was written by fisherfold 0.2, whose momentum is another one: start the "
+            "optimizer anew, the "
             "weights of the model can be kept"
         )
     own = {e.name: e for e in optimizer._entries()}
@@ -93,7 +100,8 @@ def validated(optimizer: Any, state_dict: Mapping[str, Any]) -> list[list[str]]:
         for key in RULES:
             if theirs.get(key) != mine[key] and (key != "direction" or mine["rule"] == "spheres"):
                 raise ValueError(
-                    f"the state is that of another optimizer: {key}={theirs.get(key)!r} where {mine[key]!r} is expected"
+                    f"the state is that of another optimizer: {key}={theirs.get(key)!r} where "
+                    f"{mine[key]!r} is expected"
                 )
         for index, name in zip(theirs["params"], names, strict=True):
             if name not in own and theirs.get("param_names"):

@@ -1,7 +1,8 @@
 """SphereOptimizer: one ``torch.optim.Optimizer`` for all parameters of a network.
 
-Hidden matrices keep the norms of their rows and turn by an angle ``lr`` per step along their orthogonalised momentum
-(``spheres``, ``spectral``); embeddings, heads, recurrent weights and vectors get AdamW (``rest``).
+Hidden matrices keep the norms of their rows and turn by an angle ``lr`` per step along their
+orthogonalised momentum (``spheres``, ``spectral``); embeddings, heads, recurrent weights and
+vectors get AdamW (``rest``).
 """
 
 from __future__ import annotations
@@ -39,30 +40,37 @@ OWN = ("model", "overrides", "curvature", "total_steps", "average", "_said", "_s
 class SphereOptimizer(torch.optim.Optimizer):
     """A drop-in optimizer with one rate for every network; the training loop stays as it is.
 
-    Hidden matrices (convolutions, linear maps, fused queries, keys and values, experts) turn by the angle ``lr`` per
-    step, in radians, row by row, along their orthogonalised momentum; the norms of rows stay. Embeddings, heads,
-    recurrent weights and vectors get AdamW at ``rest_lr``. Which parameter is what is found from the types of modules
-    and from the data flow of the first forward pass; ``report()`` tells.
+    Hidden matrices (convolutions, linear maps, fused queries, keys and values, experts) turn by the
+    angle ``lr`` per step, in radians, row by row, along their orthogonalised momentum; the norms of
+    rows stay. Embeddings, heads, recurrent weights and vectors get AdamW at ``rest_lr``. Which
+    parameter is what is found from the types of modules and from the data flow of the first forward
+    pass; ``report()`` tells.
 
     Args:
         model: a module, wrapped by DDP or ``torch.compile`` or not; or parameter groups from
             ``fisherfold.optim.param_groups``.
-        lr: the angle, in radians, by which every row of a hidden matrix turns per step; about 0.002 for fine-tuning.
-        direction: ``"spectral"`` (orthogonalised momentum), ``"gradient"``, or ``"natural"`` (Kronecker-factored
+        lr: the angle, in radians, by which every row of a hidden matrix turns per step; about 0.002
+        for fine-tuning.
+        direction: ``"spectral"`` (orthogonalised momentum), ``"gradient"``, or ``"natural"``
+        (Kronecker-factored
             Fisher information, which collects itself).
         rest: what all else gets: ``"adamw"``, ``"sgd"`` or ``"kfac"``.
-        rest_lr: its rate; by default ``lr / 2`` for AdamW, with ``total_steps`` between that for short and
+        rest_lr: its rate; by default ``lr / 2`` for AdamW, with ``total_steps`` between that for
+        short and
             ``lr / 10`` for long runs, and 0.05 for the others.
         momentum: of hidden matrices and of SGD.
         weight_decay: of heads, embeddings and other matrices that are not on spheres.
         betas: of AdamW.
         eps: of AdamW.
         ns_steps: the number of Newton-Schulz iterations.
-        total_steps: lets all rates rise over the first tenth of so many steps and fall to zero at the end, without a
+        total_steps: lets all rates rise over the first tenth of so many steps and fall to zero at
+        the end, without a
             scheduler.
         average: keep an average of the weights, which ``averaged()`` puts in their place.
-        overrides: how parameters are treated, by name: ``"row"``, ``"tensor"`` (one sphere) or ``"adamw"``.
-        lr_scales: factors of both rates by the names of modules or parameters, for layer-wise rates.
+        overrides: how parameters are treated, by name: ``"row"``, ``"tensor"`` (one sphere) or
+        ``"adamw"``.
+        lr_scales: factors of both rates by the names of modules or parameters, for layer-wise
+        rates.
         damping: of the natural direction, relative to the mean eigenvalue of each Kronecker factor.
         every: steps between collections of curvature; 0 leaves it to ``refresh``.
         process_group: whose ranks share curvature; the default group if there is one.
@@ -209,7 +217,8 @@ class SphereOptimizer(torch.optim.Optimizer):
         curved = self._curved()
         if curved and self.model is None:
             raise TypeError(
-                f"{type(self).__name__} collects curvature from the module: pass it instead of parameter groups"
+                f"{type(self).__name__} collects curvature from the module: pass it instead of "
+                f"parameter groups"
             )
         self.curvature.follow(self.model, curved)
 
@@ -228,10 +237,13 @@ class SphereOptimizer(torch.optim.Optimizer):
             self.curvature.prepare(self.param_groups[0])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, as for any optimizer: of AdamW at ``rest_lr``, unless its entry ``"rule"`` says otherwise.
+        """Add a group, as for any optimizer.
+
+        Of AdamW at ``rest_lr``, unless its entry ``"rule"`` says otherwise.
 
         Args:
-            param_group: as for any optimizer; ``"rule"`` is ``"spheres"`` (every weight row by row), ``"adamw"``,
+            param_group: as for any optimizer; ``"rule"`` is ``"spheres"`` (every weight row by
+            row), ``"adamw"``,
                 ``"sgd"`` or ``"kfac"``.
 
         Raises:
@@ -287,7 +299,8 @@ class SphereOptimizer(torch.optim.Optimizer):
         self._check_gradients(served)
         if not self._relative and self.curvature.layers and _capturing():
             raise RuntimeError(
-                f"{type(self).__name__} cannot be captured in a CUDA graph: the shapes of its inverses change; use "
+                f"{type(self).__name__} cannot be captured in a CUDA graph: the shapes of its "
+                f"inverses change; use "
                 "SphereOptimizer(direction='natural'), whose inverses stay in their memory"
             )
         self.curvature.take_up(self, steps)
@@ -312,7 +325,10 @@ class SphereOptimizer(torch.optim.Optimizer):
         self.curvature.prepare(first)
 
     def _served_on_gpu(self, factor: float) -> set[int]:
-        """The parameters that fused steps serve; the steps are made anew where something has moved."""
+        """The parameters that fused steps serve.
+
+        The steps are made anew where something has moved.
+        """
         for step in self._fused or ():
             step.check()
         if self._fused is None or not all(step.is_current() for step in self._fused):
@@ -327,8 +343,10 @@ class SphereOptimizer(torch.optim.Optimizer):
                 )
             self._warn_once(
                 "captured",
-                "this step is captured in a CUDA graph: its replays keep the rates of the capture, and schedules have "
-                "no effect on them; without a graph of yours the step captures itself, and follows its rates",
+                "this step is captured in a CUDA graph: its replays keep the rates of the "
+                "capture, and schedules have "
+                "no effect on them; without a graph of yours the step captures itself, and "
+                "follows its rates",
             )
         rates = [g["lr"] for g in self.param_groups if g["rule"] == "spheres"]
         if "angle" not in self._said and any(factor * rate > MAX_ANGLE for rate in rates):
@@ -464,7 +482,8 @@ class SphereOptimizer(torch.optim.Optimizer):
         listed = listed or "a shard of another process"
         self.curvature.prepare(self.param_groups[0])  # forget what came with it
         raise FloatingPointError(
-            f"the gradient of {listed} is not finite; parameters are unchanged. Lower the learning rate, clip "
+            f"the gradient of {listed} is not finite; parameters are unchanged. Lower the "
+            f"learning rate, clip "
             "gradients, or use torch.amp.GradScaler with float16"
         )
 
@@ -473,12 +492,14 @@ class SphereOptimizer(torch.optim.Optimizer):
             g = entry.parameter.grad
             if g is not None and g.is_sparse:
                 raise ValueError(
-                    f"the gradient of {entry.name} is sparse, which is not supported: build the embedding with "
+                    f"the gradient of {entry.name} is sparse, which is not supported: build the "
+                    f"embedding with "
                     "sparse=False"
                 )
             if g is not None and g.is_complex():
                 raise ValueError(
-                    f"the gradient of {entry.name} is complex, which is not supported: keep the parameter as "
+                    f"the gradient of {entry.name} is complex, which is not supported: keep the "
+                    f"parameter as "
                     "torch.view_as_real of it"
                 )
 
@@ -494,7 +515,8 @@ class SphereOptimizer(torch.optim.Optimizer):
         if largest > MAX_ANGLE:
             self._warn_once(
                 "angle",
-                f"rows would turn by {largest:.2g} radians in a step, and turn by {MAX_ANGLE}: lower lr, which is an "
+                f"rows would turn by {largest:.2g} radians in a step, and turn by {MAX_ANGLE}: "
+                f"lower lr, which is an "
                 "angle",
             )
 
@@ -512,12 +534,14 @@ class SphereOptimizer(torch.optim.Optimizer):
         adopted, lost = loading.adopt(self)
         if adopted:
             warn(
-                f"{', '.join(adopted[:3])} of the model is a new parameter, and is trained from now on"
+                f"{', '.join(adopted[:3])} of the model is a new parameter, and is trained from "
+                f"now on"
             )
         if lost:
             self._warn_once(
                 "lost",
-                f"the model has got parameters that its optimizer does not move: {', '.join(lost[:3])}; use "
+                "the model has got parameters that its optimizer does not move: "
+                f"{', '.join(lost[:3])}; use "
                 "add_param_group",
             )
         if adopted:
@@ -532,17 +556,23 @@ class SphereOptimizer(torch.optim.Optimizer):
         if len(now) == 1 and len(own) > 1 and now != {0.0}:
             self._warn_once(
                 "rates",
-                "something has given all groups the same rate, but those of spheres are angles and the others rates of "
-                "AdamW: pass a list, as in OneCycleLR(opt, max_lr=[g['lr'] for g in opt.param_groups], ...)",
+                "something has given all groups the same rate, but those of spheres are angles "
+                "and the others rates of "
+                "AdamW: pass a list, as in OneCycleLR(opt, max_lr=[g['lr'] for g in "
+                "opt.param_groups], ...)",
             )
 
-    # ------------------------------------------------------------------ averages, curvature and report
+    # ------------------------------------------------------------------ averages, curvature and
+    # report
 
     def averaged(self, batches: Iterable[Any] | None = None) -> AbstractContextManager[None]:
-        """A context with the averages in the place of weights, for evaluation; needs ``average=True``.
+        """A context with the averages in the place of weights, for evaluation.
+
+        Needs ``average=True``.
 
         Args:
-            batches: of inputs, from which the statistics of batch norms are renewed; needed where there are any.
+            batches: of inputs, from which the statistics of batch norms are renewed; needed where
+            there are any.
 
         Returns:
             The context; after it weights, buffers and modes are what they were.
@@ -568,13 +598,17 @@ class SphereOptimizer(torch.optim.Optimizer):
     def refresh(
         self, batches: Iterable[Any], loss_fn: Callable[..., Tensor], *, sampler: Any = None
     ) -> None:
-        """Renew the curvature from whole batches, as in the paper's schedule; weights, gradients and buffers stay.
+        """Renew the curvature from whole batches, as in the paper's schedule.
+
+        Weights, gradients and buffers stay.
 
         Args:
             batches: pairs of inputs and targets.
             loss_fn: of outputs and targets, a mean over samples.
-            sampler: draws targets from the outputs, for the Fisher matrix of the model instead of that of the data:
-                a function of the outputs, or ``"mc"`` for cross-entropy, binary cross-entropy and mean squared errors.
+            sampler: draws targets from the outputs, for the Fisher matrix of the model instead of
+            that of the data:
+                a function of the outputs, or ``"mc"`` for cross-entropy, binary cross-entropy and
+                mean squared errors.
 
         Raises:
             ValueError: if no weight has a natural direction, or no batch reaches one.
@@ -604,7 +638,8 @@ class SphereOptimizer(torch.optim.Optimizer):
             state_dict: of an optimizer of the same class for the same model.
 
         Raises:
-            ValueError: if it is the state of another model, optimizer or version, or not finite; nothing is changed.
+            ValueError: if it is the state of another model, optimizer or version, or not finite;
+            nothing is changed.
         """
         order = loading.validated(self, state_dict)
         if self._flow is not None:
@@ -631,7 +666,8 @@ def _given_groups(groups: Any, own: str) -> list[Any]:
     good = isinstance(groups, list) and all(isinstance(g, dict) and "rule" in g for g in groups)
     if not good or not groups:
         raise TypeError(
-            f"{own} needs the module to tell hidden matrices from heads, and was given bare parameters; pass the "
+            f"{own} needs the module to tell hidden matrices from heads, and was given bare "
+            f"parameters; pass the "
             f"module: {own}(model, ...), or groups from fisherfold.optim.param_groups"
         )
     return groups

@@ -1,7 +1,8 @@
 """The paper's optimizers as presets: MKFAC, its limit SGD-G, and Euclidean K-FAC.
 
-Steps on spheres are as long as the direction says (θ = η ‖D‖ per row), and damping is absolute. Directions are
-normalised, λ(F + λI)⁻¹∇W: the step (F + λI)⁻¹∇W of the paper with rate η_g is ``manifold_lr = η_g/λ`` here.
+Steps on spheres are as long as the direction says (θ = η ‖D‖ per row), and damping is absolute.
+Directions are normalised, λ(F + λI)⁻¹∇W: the step (F + λI)⁻¹∇W of the paper with rate η_g is
+``manifold_lr = η_g/λ`` here.
 """
 
 from __future__ import annotations
@@ -42,21 +43,25 @@ class _Preset(SphereOptimizer):
         self._reasons = {name: treatment.reason for name, treatment in found.items()}
         if self._asked[0] != "none" and not any(t.spheres for t in found.values()):
             warn(
-                f"no weight of {type(self.model).__name__} was found to be scale invariant, as weights in front of "
-                "normalisation layers are: nothing is on spheres; pass invariant='none' if that is meant"
+                f"no weight of {type(self.model).__name__} was found to be scale invariant, as "
+                f"weights in front of "
+                "normalisation layers are: nothing is on spheres; pass invariant='none' if that "
+                "is meant"
             )
         return found
 
 
 class MKFAC(_Preset):
-    r"""Kronecker-factored natural gradients on the spheres of scale-invariant weights, as in the paper.
+    r"""Kronecker-factored natural gradients on the spheres of scale-invariant weights.
+
+    As in the paper.
 
     With the factors A and G of the Fisher block of a weight W, a step is
 
         B ← μB + ∇W,      W ← exp_W(-η_g P_W λ(A ⊗ G + λI)⁻¹ B),
 
-    and SGD with momentum for all other parameters. Curvature collects itself every ``every`` steps; ``refresh`` is the
-    paper's schedule (with ``every=0``).
+    and SGD with momentum for all other parameters. Curvature collects itself every ``every`` steps;
+    ``refresh`` is the paper's schedule (with ``every=0``).
 
     Args:
         model: a module, wrapped by DDP or ``torch.compile`` or not.
@@ -68,11 +73,14 @@ class MKFAC(_Preset):
         rest: ``"sgd"`` or ``"kfac"`` for matrices that are not on spheres.
         every: steps between collections of curvature; 0 leaves it to ``refresh``.
         reduction: ``"mean"`` or ``"sum"``: how the loss is reduced over its terms.
-        grad_scaler: the ``torch.amp.GradScaler`` that scales the losses, if one does: absolute damping needs gradients
+        grad_scaler: the ``torch.amp.GradScaler`` that scales the losses, if one does: absolute
+        damping needs gradients
             of the loss itself. Clipping is of no consequence.
-        invariant: a mapping from names of parameters to ``"row"``, ``"tensor"``, ``"none"`` or a number of spheres,
+        invariant: a mapping from names of parameters to ``"row"``, ``"tensor"``, ``"none"`` or a
+        number of spheres,
             which overrides the probe; or ``"none"``.
-        example_input: a batch for the probe: a tensor, a tuple of arguments or a mapping of keyword arguments.
+        example_input: a batch for the probe: a tensor, a tuple of arguments or a mapping of keyword
+        arguments.
         process_group: whose ranks share curvature; the default group if there is one.
 
     Raises:
@@ -133,7 +141,9 @@ class MKFAC(_Preset):
 
 
 class KFAC(_Preset):
-    """Euclidean K-FAC for all matrix layers, SGD for vectors: the direction λ(A ⊗ G + λI)⁻¹∇W with momentum.
+    """Euclidean K-FAC for all matrix layers, SGD for vectors.
+
+    The direction λ(A ⊗ G + λI)⁻¹∇W with momentum.
 
     Args:
         model: a module, wrapped by DDP or ``torch.compile`` or not.
@@ -191,9 +201,11 @@ class SGDG(_Preset):
         manifold_lr: η_g, the rate on spheres.
         momentum: μ, for both.
         weight_decay: of matrices that are not on spheres.
-        invariant: a mapping from names of parameters to ``"row"``, ``"tensor"``, ``"none"`` or a number of spheres,
+        invariant: a mapping from names of parameters to ``"row"``, ``"tensor"``, ``"none"`` or a
+        number of spheres,
             which overrides the probe; or ``"none"``.
-        example_input: a batch for the probe: a tensor, a tuple of arguments or a mapping of keyword arguments.
+        example_input: a batch for the probe: a tensor, a tuple of arguments or a mapping of keyword
+        arguments.
 
     Raises:
         ValueError: if an option is out of range.

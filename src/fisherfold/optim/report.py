@@ -18,9 +18,11 @@ class Diagnosis:
     """How the curvature of one weight acts on its present gradient.
 
     Attributes:
-        cosine: between the natural direction and the gradient, both tangent where the weight is on spheres; at 1 the
+        cosine: between the natural direction and the gradient, both tangent where the weight is on
+        spheres; at 1 the
             curvature does nothing.
-        radial: the part of the gradient along the weight; near 0 where the weight is scale invariant.
+        radial: the part of the gradient along the weight; near 0 where the weight is scale
+        invariant.
     """
 
     cosine: float
@@ -69,7 +71,8 @@ def treatment_table(optimizer: Any) -> str:
             if not p.requires_grad:
                 treatment = f"frozen ({treatment})"
             elif spheres:
-                treatment = f"{counted(spheres, 'sphere')} in R^{p.numel() // spheres}, {group['direction']}"
+                where = f"{counted(spheres, 'sphere')} in R^{p.numel() // spheres}"
+                treatment = f"{where}, {group['direction']}"
                 on_spheres += p.numel()
             if name in curved:
                 has = "left" in optimizer.state.get(p, {})
@@ -85,7 +88,8 @@ def treatment_table(optimizer: Any) -> str:
         "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[4]])
         for row in rows
     ]
-    last = f"{counted(total, 'trained parameter')}, {100 * on_spheres / max(total, 1):.1f} % of them on spheres"
+    share = 100 * on_spheres / max(total, 1)
+    last = f"{counted(total, 'trained parameter')}, {share:.1f} % of them on spheres"
     if curved:
         last += (
             f"; curvature: {with_curvature} of {counted(len(curved), 'weight')}"

@@ -48,7 +48,10 @@ def sgd_step(
     group: dict[str, Any],
     rate: Rate,
 ) -> None:
-    """SGD with momentum, with torch's own implementation; the first step begins from a zero buffer."""
+    """SGD with momentum, with torch's own implementation.
+
+    The first step begins from a zero buffer.
+    """
     sgd(
         weights,
         gradients,

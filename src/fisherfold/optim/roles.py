@@ -1,9 +1,12 @@
-"""What each parameter of a network is: a hidden matrix, a head, an embedding, a recurrent weight or a vector.
+"""What each parameter of a network is.
 
-Types of modules tell most of it. Which matrices are heads, and which raw parameters are matrices, the data flow tells:
-after the first forward pass the autograd graph is walked once, from the outputs of the model to its parameters. A
-head is a weight between whose product and an output there is no other weight; a residual stream that ends in an output
-has no head. Before that, and where the graph cannot be seen (compiled models, FSDP2), names are looked at.
+A hidden matrix, a head, an embedding, a recurrent weight or a vector.
+
+Types of modules tell most of it. Which matrices are heads, and which raw parameters are matrices,
+the data flow tells: after the first forward pass the autograd graph is walked once, from the
+outputs of the model to its parameters. A head is a weight between whose product and an output there
+is no other weight; a residual stream that ends in an output has no head. Before that, and where the
+graph cannot be seen (compiled models, FSDP2), names are looked at.
 """
 
 from __future__ import annotations
@@ -219,7 +222,10 @@ class _Graph:
         return key if key in self.known else None
 
     def consumers(self) -> Iterable[tuple[int, tuple[Any, int, int]]]:
-        """Parameters with the nodes that use them, behind views: (node, argument, transpositions)."""
+        """Parameters with the nodes that use them, behind views.
+
+        (node, argument, transpositions).
+        """
         for node in self.inputs:
             key = self.leaf(node)
             waiting = [(node, 0)] if key is not None else []
@@ -287,7 +293,10 @@ class _Graph:
 
 
 class FlowHooks:
-    """Hooks that keep the ends of the graphs of the first forward passes, until they are asked for."""
+    """Hooks that keep the ends of the graphs of the first forward passes.
+
+    Until they are asked for.
+    """
 
     KEEP = 64
 

@@ -1,8 +1,8 @@
 """Spectral directions: the matrix sign of the momentum, by Newton-Schulz iterations (Muon).
 
-With M = U S Vᵀ, iterations X ← aX + bXXᵀX + c(XXᵀ)²X from M/‖M‖ bring all singular values near 1: the result is close
-to U Vᵀ, the steepest direction in the spectral norm. The coefficients are those of airbench's Muon. The Gram form
-iterates on R = XXᵀ alone, of the order of the shorter side,
+With M = U S Vᵀ, iterations X ← aX + bXXᵀX + c(XXᵀ)²X from M/‖M‖ bring all singular values near 1:
+the result is close to U Vᵀ, the steepest direction in the spectral norm. The coefficients are those
+of airbench's Muon. The Gram form iterates on R = XXᵀ alone, of the order of the shorter side,
 
     P = aI + bR + cR²,      Q ← P Q,      R ← P R P,      X ← Q X,
 
@@ -32,7 +32,8 @@ def orthogonalise(matrix: Tensor, steps: int = STEPS, *, gram: bool | None = Non
     x = (matrix.half() if matrix.is_cuda else matrix).reshape(-1, *matrix.shape[-2:])
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
-    # a norm of zero gives zero; entries are divided by the largest first, since squares of tiny numbers vanish
+    # a norm of zero gives zero; entries are divided by the largest first, since squares of tiny
+    # numbers vanish
     x = x / x.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_min(1e-7)
     if gram is None:

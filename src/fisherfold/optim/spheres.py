@@ -1,17 +1,19 @@
 """Geometry of weights on spheres: momentum at unit norm, and rotation by an angle.
 
-A block w (a row of a matrix, or several) with norm r moves on the sphere of radius r. P_w d = d - (<d, w>/<w, w>) w is
-the projection to its tangent space. With the gradient g, the momentum m and a direction d,
+A block w (a row of a matrix, or several) with norm r moves on the sphere of radius r. P_w d = d -
+(<d, w>/<w, w>) w is the projection to its tangent space. With the gradient g, the momentum m and a
+direction d,
 
     s = r g,      m ← β m + s,      u = s + β m,
     w ← r ŵ',     w' = cos θ w - sin θ r P_w d/‖P_w d‖,
 
-where s is the gradient at unit norm and d is made of u. Only d is projected: gradients and momenta that are projected
-as well train and generalise worse on convolutional networks (docs/decisions.md). The angle θ is ``lr`` times ``share``,
-min(1, 2/(1 - β) ‖s‖/‖u‖): a row turns in steps in which it has a gradient, and a constant gradient, for which
-‖s‖ = (1 - β)‖u‖, turns it by ``lr``.
+where s is the gradient at unit norm and d is made of u. Only d is projected: gradients and momenta
+that are projected as well train and generalise worse on convolutional networks (docs/decisions.md).
+The angle θ is ``lr`` times ``share``, min(1, 2/(1 - β) ‖s‖/‖u‖): a row turns in steps in which it
+has a gradient, and a constant gradient, for which ‖s‖ = (1 - β)‖u‖, turns it by ``lr``.
 
-These functions are the reference for the fused kernels of a GPU. Blocks are the rows of their arguments.
+These functions are the reference for the fused kernels of a GPU. Blocks are the rows of their
+arguments.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from torch import Tensor
 MAX_ANGLE = 0.5
 # Of its angle, a row turns all as long as its gradient is 1/MARGIN of that of a constant gradient.
 MARGIN = 2.0
-# Binary digits that norms lose when they are rounded: a fixed point of rotations, so that norms never drift.
+# Binary digits that norms lose when they are rounded: a fixed point of rotations, so that norms
+# never drift.
 LOST = 6
 BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
@@ -52,7 +55,10 @@ def radii(w: Tensor) -> Tensor:
 def momentum_(
     m: Tensor, w: Tensor, g: Tensor, beta: float, *, nesterov: bool
 ) -> tuple[Tensor, Tensor]:
-    """Take a gradient up into the momentum in place; return u and the share of the angle for every row."""
+    """Take a gradient up into the momentum in place.
+
+    Return u and the share of the angle for every row.
+    """
     s = radii(w) * g
     m.mul_(beta).add_(s)
     u = s + beta * m if nesterov else m
@@ -63,9 +69,12 @@ def momentum_(
 
 
 def rotate_(w: Tensor, d: Tensor, lr: float | Tensor, *, by_angle: bool = True) -> Tensor:
-    """Rotate rows against directions along great circles in place, and return the angles before they are limited.
+    """Rotate rows against directions along great circles in place.
 
-    ``lr``: the angle, or with ``by_angle=False`` what the length of the tangent direction is multiplied by.
+    And return the angles before they are limited.
+
+    ``lr``: the angle, or with ``by_angle=False`` what the length of the tangent direction is
+    multiplied by.
     """
     eps = torch.finfo(w.dtype).eps
     size = d.abs().amax(1, keepdim=True).clamp_min(torch.finfo(w.dtype).tiny)

@@ -1,7 +1,9 @@
-"""Weights of one shape that move together: their matrices, gradients and momentum as stacks [matrices, rows, columns].
+"""Weights of one shape that move together.
 
-The momentum in the state of a parameter is a view of its stack. Of sharded weights a stack holds the rows of this
-process where spheres are rows, and whole weights elsewhere.
+Their matrices, gradients and momentum as stacks [matrices, rows, columns].
+
+The momentum in the state of a parameter is a view of its stack. Of sharded weights a stack holds
+the rows of this process where spheres are rows, and whole weights elsewhere.
 """
 
 from __future__ import annotations
@@ -117,7 +119,10 @@ def stacks_of(held: Sequence[Held], states: Sequence[State]) -> list[Stack]:
 
 
 def spectral(stacks: Sequence[Stack], steps: int) -> list[Tensor]:
-    """The matrix signs of the updates; those of sharded matrices are shared out over their processes."""
+    """The matrix signs of the updates.
+
+    Those of sharded matrices are shared out over their processes.
+    """
     found = [
         orthogonalise(s.update, steps) if s.held[0].group is None else s.update for s in stacks
     ]

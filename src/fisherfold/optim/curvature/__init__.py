@@ -1,1 +1,4 @@
-"""Kronecker factors of Fisher blocks: collected by hooks from ordinary training, and damped inverses of them."""
+"""Kronecker factors of Fisher blocks.
+
+Collected by hooks from ordinary training, and damped inverses of them.
+"""

@@ -1,8 +1,11 @@
-"""Curvature that collects itself: when hooks are installed, running means of the factors, and their inverses.
+"""Curvature that collects itself.
 
-Factors, running means and inverses are kept in the state of the optimizer, by parameter, so that checkpoints, copies
-and wrappers see them. Factors are collected in the second step and then in every ``every``-th; inverses are renewed
-after collections number 1, 2, 4, 8, 16 and then after every tenth.
+When hooks are installed, running means of the factors, and their inverses.
+
+Factors, running means and inverses are kept in the state of the optimizer, by parameter, so that
+checkpoints, copies and wrappers see them. Factors are collected in the second step and then in
+every ``every``-th; inverses are renewed after collections number 1, 2, 4, 8, 16 and then after
+every tenth.
 """
 
 from __future__ import annotations
@@ -30,7 +33,10 @@ from fisherfold.warn import warn
 DECAY = 0.95  # of the running means
 MAX_ORDER = 8192  # of a factor: a vocabulary has none
 PATIENCE = 50  # steps without curvature before a warning
-SHARDED = "direction='natural' and 'kfac' do not work with sharded parameters (FSDP2); use direction='spectral'"
+SHARDED = (
+    "direction='natural' and 'kfac' do not work with sharded parameters (FSDP2); use "
+    "direction='spectral'"
+)
 BOUND = 2.2  # of the gradient at the logits, in the 1-norm: 2 for a mean of cross-entropies
 INVERSE = ("left", "right", "coefficients", "base")
 State = dict[str, Tensor]
@@ -94,8 +100,10 @@ class Curvature:
         curved = optimizer._curved() if steps == PATIENCE else {}
         if curved and not any("A" in optimizer.state[e.parameter] for e in curved.values()):
             warn(
-                "no curvature has been collected in 50 steps, so the direction is that of the gradient; train through "
-                "the module that the optimizer was given, or call refresh(batches, loss_fn); report() says more"
+                "no curvature has been collected in 50 steps, so the direction is that of the "
+                "gradient; train through "
+                "the module that the optimizer was given, or call refresh(batches, loss_fn); "
+                "report() says more"
             )
         first = optimizer.param_groups[0]
         if not self.layers or not first.get("due"):
@@ -119,7 +127,10 @@ class Curvature:
         return self.collector
 
     def _fold(self, optimizer: Any, entries: Mapping[str, Any], decay: float) -> None:
-        """Merge new factors into the running means, and renew the inverses when it is their turn."""
+        """Merge new factors into the running means.
+
+        And renew the inverses when it is their turn.
+        """
         collector = self._collector()
         for name in collector.refused:
             self.refused[name] = "its module does not multiply by its weight: first order"
@@ -197,11 +208,13 @@ class Curvature:
     def _check_terms(self, collector: Collector, scale: float) -> None:
         if self.mean and collector.unsure:
             self._doubt(
-                "the model returns nothing but its loss, so that the number of its terms is not known"
+                "the model returns nothing but its loss, so that the number of its terms is not "
+                "known"
             )
         elif self.mean and collector.size > BOUND * scale:
             self._doubt(
-                "the loss is no mean over its terms, or it is scaled: divide it by the number of micro-batches, say "
+                "the loss is no mean over its terms, or it is scaled: divide it by the number of "
+                "micro-batches, say "
                 "reduction='sum', or pass grad_scaler="
             )
 
@@ -209,7 +222,8 @@ class Curvature:
         if not self.doubted:
             self.doubted = True
             warn(
-                f"{reason}; absolute damping may be off. The damping of SphereOptimizer(direction='natural') is "
+                f"{reason}; absolute damping may be off. The damping of "
+                f"SphereOptimizer(direction='natural') is "
                 "relative and needs none of this"
             )
 
@@ -218,7 +232,10 @@ class Curvature:
     def refresh(
         self, optimizer: Any, batches: Iterable[Any], loss_fn: Callable[..., Tensor], sampler: Any
     ) -> None:
-        """Collect from whole batches and renew the inverses at once; see ``SphereOptimizer.refresh``."""
+        """Collect from whole batches and renew the inverses at once.
+
+        See ``SphereOptimizer.refresh``.
+        """
         if not self.layers or self.model is None:
             raise ValueError(
                 "no weight of this optimizer has a natural direction: there is nothing to refresh"
@@ -271,13 +288,14 @@ def _sampler(sampler: Any, loss_fn: Any) -> Callable[..., Tensor] | None:
     if isinstance(loss_fn, nn.MSELoss) or loss_fn is nn.functional.mse_loss:
         return lambda z: z + torch.randn_like(z)
     raise ValueError(
-        f"no way is known to sample the targets of {loss_fn!r}: give sampler=, a function of the outputs"
+        f"no way is known to sample the targets of {loss_fn!r}: give sampler=, a function of the "
+        f"outputs"
     )
 
 
 @contextmanager
 def _untouched(model: nn.Module, parameters: list[nn.Parameter]) -> Iterator[None]:
-    """A context after which gradients, buffers and the training mode of a model are what they were."""
+    """A context that leaves gradients, buffers and modes of a model as they were."""
     gradients = [p.grad for p in parameters]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     modes = [(module, module.training) for module in model.modules()]

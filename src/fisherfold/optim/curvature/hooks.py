@@ -1,9 +1,10 @@
 """Hooks that collect Kronecker factors from ordinary forward and backward passes.
 
-Both factors of a layer are formed when the gradient of its output arrives, so that passes without a backward pass, in
-evaluation mode or under ``no_grad`` count for neither. The hooks are installed for single steps: between them the model
-runs untouched, compiled or not. A compiled model runs eagerly while they are installed. They go when the optimizer goes
-and when the model is called in evaluation mode.
+Both factors of a layer are formed when the gradient of its output arrives, so that passes without a
+backward pass, in evaluation mode or under ``no_grad`` count for neither. The hooks are installed
+for single steps: between them the model runs untouched, compiled or not. A compiled model runs
+eagerly while they are installed. They go when the optimizer goes and when the model is called in
+evaluation mode.
 """
 
 from __future__ import annotations
@@ -92,7 +93,9 @@ class Collector:
         self.unsure |= unsure
 
     def see_logits(self, gradient: Tensor) -> None:
-        """Count the terms exactly, those with a gradient, if the loss is one whose gradients sum to zero over classes.
+        """Count the terms exactly, those with a gradient.
+
+        If the loss is one whose gradients sum to zero over classes.
 
         For a mean of cross-entropies ‖∂L/∂z‖₁ ≤ 2, whatever the weights of its terms.
         """
@@ -128,7 +131,10 @@ class Collector:
 
 
 class _Hook:
-    """Knows its collector as long as that lives; copies of a model and saved ones have hooks that do nothing."""
+    """Knows its collector as long as that lives.
+
+    Copies of a model and saved ones have hooks that do nothing.
+    """
 
     def __init__(self, collector: Any, name: str = "") -> None:
         self.collector, self.name = collector, name
@@ -149,7 +155,10 @@ class _EvaluationHook(_Hook):
 
 
 class _ModelHook(_Hook):
-    """Counts the terms of the loss: the rows of the logits, or of the largest of the model's outputs."""
+    """Counts the terms of the loss.
+
+    The rows of the logits, or of the largest of the model's outputs.
+    """
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         collector = self.collector()

@@ -4,11 +4,13 @@ Exact damping through the eigenpairs (d_A, Q_A), (d_G, Q_G):
 
     λ (A ⊗ G + λI)⁻¹ vec(g) = vec( Q_G [ λ (Q_Gᵀ g Q_A) / (d_G d_Aᵀ + λ) ] Q_Aᵀ ).
 
-On leading eigenpairs only it reads g - Q_G[C ∘ (Q_Gᵀ g Q_A)]Q_Aᵀ with C = d_G d_Aᵀ / (d_G d_Aᵀ + λ), the exact inverse
-for Ã ⊗ G̃; its relative error is at most (‖A - Ã‖‖G‖ + ‖A‖‖G - G̃‖)/λ, which ``tolerance`` bounds.
+On leading eigenpairs only it reads g - Q_G[C ∘ (Q_Gᵀ g Q_A)]Q_Aᵀ with C = d_G d_Aᵀ / (d_G d_Aᵀ +
+λ), the exact inverse for Ã ⊗ G̃; its relative error is at most (‖A - Ã‖‖G‖ + ‖A‖‖G - G̃‖)/λ, which
+``tolerance`` bounds.
 
-Relative damping is a (A + aI)⁻¹ ⊗ b (G + bI)⁻¹ with a = ρ tr A/n and b = ρ tr G/m: no eigenvalues are needed, and the
-scale of the factors (the reduction of the loss, tokens, loss scaling, accumulation) does not matter.
+Relative damping is a (A + aI)⁻¹ ⊗ b (G + bI)⁻¹ with a = ρ tr A/n and b = ρ tr G/m: no eigenvalues
+are needed, and the scale of the factors (the reduction of the loss, tokens, loss scaling,
+accumulation) does not matter.
 """
 
 from __future__ import annotations
@@ -67,7 +69,10 @@ def own_precision(device: torch.device) -> Iterator[None]:
 
 
 def relative(a: Tensor, g: Tensor, damping: float, *, name: str = "weight") -> Preconditioner:
-    """The inverse with damping relative to the mean eigenvalue of each factor; the identity for factors that are 0."""
+    """The inverse with damping relative to the mean eigenvalue of each factor.
+
+    The identity for factors that are 0.
+    """
     sides = []
     for matrix, label in ((g, "G"), (a, "A")):
         level = damping * float(torch.trace(matrix)) / len(matrix)
@@ -86,7 +91,10 @@ def exact(
     start: Preconditioner | None = None,
     name: str = "weight",
 ) -> Preconditioner:
-    """The inverse with exact Tikhonov damping, on as many leading eigenpairs as ``TOLERANCE`` asks for."""
+    """The inverse with exact Tikhonov damping.
+
+    On as many leading eigenpairs as ``TOLERANCE`` asks for.
+    """
     if max(len(a), len(g)) <= SMALL:
         return dense(a, g, damping, name=name)
     norm_g = spectral_norm(g)
@@ -129,7 +137,10 @@ def descending(matrix: Tensor, *, name: str = "factor") -> tuple[Tensor, Tensor]
 
 @dataclass
 class LeadingPairs:
-    """The leading eigenpairs of a matrix, the spectral norm of what they leave out, and all pairs if they are known."""
+    """The leading eigenpairs of a matrix, the spectral norm of what they leave out.
+
+    And all pairs if they are known.
+    """
 
     values: Tensor
     vectors: Tensor
@@ -140,10 +151,13 @@ class LeadingPairs:
 def leading(
     matrix: Tensor, threshold: float, *, start: Tensor | None = None, name: str = "factor"
 ) -> LeadingPairs:
-    """Leading eigenpairs by block subspace iteration, until what they leave out is below a threshold.
+    """Leading eigenpairs by block subspace iteration.
 
-    The residual ‖M - QΘQᵀ‖ is estimated by a few power iterations; the block doubles while it is too large, and beyond
-    a third of the order a full eigendecomposition takes over: at once where the eigenvalues are too much alike.
+    Until what they leave out is below a threshold.
+
+    The residual ‖M - QΘQᵀ‖ is estimated by a few power iterations; the block doubles while it is
+    too large, and beyond a third of the order a full eigendecomposition takes over: at once where
+    the eigenvalues are too much alike.
     """
     order = len(matrix)
     generator = torch.Generator(device=matrix.device).manual_seed(order)
@@ -166,11 +180,12 @@ def leading(
 
 
 def _flat(matrix: Tensor, block: int, threshold: float) -> bool:
-    """Whether it is certain that no block of up to a third of the order n leaves out less than the threshold.
+    """Whether no block of up to a third of the order n leaves out less than the threshold.
 
-    With T the trace and F the Frobenius norm, the k largest eigenvalues add up to kT/n + √(k(n-k)/n · (F² - T²/n)) at
-    most. Any k pairs therefore leave a remainder with at least the rest of T for its trace, whose root mean square
-    eigenvalue, below which no power iteration ends, is at least an n-th of that.
+    With T the trace and F the Frobenius norm, the k largest eigenvalues add up to kT/n + √(k(n-k)/n
+    · (F² - T²/n)) at most. Any k pairs therefore leave a remainder with at least the rest of T for
+    its trace, whose root mean square eigenvalue, below which no power iteration ends, is at least
+    an n-th of that.
     """
     order = len(matrix)
     while 6 * block <= order:
@@ -217,7 +232,10 @@ def _drop(pairs: LeadingPairs, threshold: float) -> LeadingPairs:
 
 
 def spectral_norm(matrix: Tensor) -> float:
-    """The largest eigenvalue of a positive semi-definite matrix, from above by at most a few per cent."""
+    """The largest eigenvalue of a positive semi-definite matrix.
+
+    From above by at most a few per cent.
+    """
     if len(matrix) <= SMALL:
         return max(float(torch.linalg.eigvalsh(matrix.double())[-1]), 0.0)
     generator = torch.Generator(device=matrix.device).manual_seed(len(matrix))

@@ -17,7 +17,8 @@ class Finding:
         spheres: the number of blocks of rows that are invariant each on its own; 0 for ``none``.
         reason: one sentence.
         statistic: the largest |cos(w, ∂f/∂w)|·√dim over draws and blocks; NaN if not measured.
-        rescaling: the relative change of the outputs when blocks are rescaled, at the model's own values and with the
+        rescaling: the relative change of the outputs when blocks are rescaled, at the model's own
+        values and with the
             true ε of its normalisation layers; NaN if not measured.
     """
 

@@ -1,19 +1,22 @@
 """Which weights of a network are scale invariant: asked of the network itself, by Euler's identity.
 
-A block ``w`` of a weight is scale invariant when ``f(c·w) = f(w)`` for every ``c > 0``; differentiating at ``c = 1``
-gives ``<w, ∂f/∂w> = 0``. For a weight that is *not* invariant and a random cotangent, the statistic
+A block ``w`` of a weight is scale invariant when ``f(c·w) = f(w)`` for every ``c > 0``;
+differentiating at ``c = 1`` gives ``<w, ∂f/∂w> = 0``. For a weight that is *not* invariant and a
+random cotangent, the statistic
 
     |cos(w, ∂f/∂w)| · √dim(w)
 
-behaves like |N(0, 1)|; for an invariant one it is zero up to rounding and the ε of the normalisation layer, which is
-divided by 10⁹ for the verdict. The finest partition of a weight into blocks of rows for which the statistic is below a
-threshold in all draws (rows: batch norm; blocks: group norm; the whole tensor: layer norm) is confirmed by rescaling
-all blocks at once, and the true ε by rescaling them at the model's own values.
+behaves like |N(0, 1)|; for an invariant one it is zero up to rounding and the ε of the
+normalisation layer, which is divided by 10⁹ for the verdict. The finest partition of a weight into
+blocks of rows for which the statistic is below a threshold in all draws (rows: batch norm; blocks:
+group norm; the whole tensor: layer norm) is confirmed by rescaling all blocks at once, and the true
+ε by rescaling them at the model's own values.
 
-The verdict is about the architecture, not about the start: parameters are at generic values, where no identities hold
-but those of the architecture (at the start biases are zero, and the last layer or gain of a branch may be). All runs on
-a float64 copy in training mode and on a small slice of the example: two draws, forward and backward, and four forward
-passes; where a rescaling is seen, two more forward and four backward passes tell by which weights.
+The verdict is about the architecture, not about the start: parameters are at generic values, where
+no identities hold but those of the architecture (at the start biases are zero, and the last layer
+or gain of a branch may be). All runs on a float64 copy in training mode and on a small slice of the
+example: two draws, forward and backward, and four forward passes; where a rescaling is seen, two
+more forward and four backward passes tell by which weights.
 """
 
 from __future__ import annotations
@@ -48,13 +51,15 @@ LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
 def find_scale_invariant(model: nn.Module, example_input: Any) -> dict[str, Finding]:
     """Find the scale-invariant weights of a network by probing it.
 
-    The verdict holds for the architecture: it does not depend on the values of the parameters, on which of them are
-    frozen, nor on the values of the example.
+    The verdict holds for the architecture: it does not depend on the values of the parameters, on
+    which of them are frozen, nor on the values of the example.
 
     Args:
-        model: any module; it is copied, and neither its parameters, buffers, gradients, hooks nor the random state
+        model: any module; it is copied, and neither its parameters, buffers, gradients, hooks nor
+        the random state
             are touched.
-        example_input: a batch that the model accepts: a tensor, a tuple of positional arguments or a mapping of keyword
+        example_input: a batch that the model accepts: a tensor, a tuple of positional arguments or
+        a mapping of keyword
             arguments. A few samples of it are used.
 
     Returns:
@@ -62,15 +67,16 @@ def find_scale_invariant(model: nn.Module, example_input: Any) -> dict[str, Find
 
     Raises:
         TypeError: if it is no module.
-        ValueError: if the model has no parameters, cannot be copied, rejects the example input or returns no
+        ValueError: if the model has no parameters, cannot be copied, rejects the example input or
+        returns no
             differentiable output.
 
     Example:
         >>> import torch
         >>> from torch import nn
         >>> net = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3))
-        >>> {name: f.kind for name, f in find_scale_invariant(net, torch.randn(8, 5)).items() if "weight" in name}
-        {'0.weight': 'row', '1.weight': 'none', '3.weight': 'none'}
+        >>> {name: f.kind for name, f in find_scale_invariant(net, torch.randn(8, 5)).items() if
+        "weight" in name} {'0.weight': 'row', '1.weight': 'none', '3.weight': 'none'}
     """
     if not isinstance(model, nn.Module):
         raise TypeError(
@@ -103,7 +109,7 @@ class _Copy:
         self.dtype, self.input = self._accepted(example_input)
 
     def _accepted(self, example: Any) -> tuple[torch.dtype, Any]:
-        """The smallest slice of an example that the model accepts, in float64 or, where it cannot, in float32."""
+        """The smallest slice that the model accepts, in float64 if it can."""
         first: Exception | None = None
         for dtype in (torch.float64, torch.float32):
             if dtype == torch.float32:
@@ -239,7 +245,10 @@ def _classify(copied: _Copy) -> dict[str, Finding]:
 
 
 def _statistics(copied: _Copy) -> tuple[dict[str, dict[int, float]], int | None]:
-    """The largest statistics over generic points by number of blocks, and the last point; None for the model's own."""
+    """The largest statistics over generic points by number of blocks, and the last point.
+
+    None for the model's own.
+    """
     largest: dict[str, dict[int, float]] = {}
     place: int | None = None
     for draw in range(DRAWS + 1):
@@ -287,7 +296,10 @@ def _euler(copied: _Copy, outputs: list[Tensor], draw: int) -> dict[str, dict[in
 
 
 def _by_partition(weight: Tensor, gradient: Tensor) -> dict[int, float]:
-    """The largest |cos(w, g)|·√dim over blocks, for every partition into equal blocks; no gradient, no vote."""
+    """The largest |cos(w, g)|·√dim over blocks, for every partition into equal blocks.
+
+    No gradient, no vote.
+    """
     rows = len(weight)
     w, g = weight.reshape(rows, -1), gradient.reshape(rows, -1) / gradient.abs().max()
     products, lengths, slopes = (w * g).sum(1), w.square().sum(1), g.square().sum(1)
@@ -304,7 +316,10 @@ def _by_partition(weight: Tensor, gradient: Tensor) -> dict[int, float]:
 def _changes(
     copied: _Copy, candidates: Mapping[str, Finding], draw: int, threshold: float
 ) -> dict[str, float]:
-    """The relative change of the outputs when blocks are rescaled: all at once, or each if that is not small."""
+    """The relative change of the outputs when blocks are rescaled.
+
+    All at once, or each if that is not small.
+    """
     positive = {name: finding for name, finding in candidates.items() if finding.spheres}
     if not positive:
         return {}
@@ -326,9 +341,10 @@ def _changes(
 
 
 def _slopes(copied: _Copy, positive: Mapping[str, Finding], draw: int) -> dict[str, float]:
-    """To first order, the relative change of the outputs when each weight by itself is rescaled, from a few cotangents.
+    """To first order, the relative change of the outputs when each weight is rescaled.
 
-    For cotangents v ~ N(0, I), E <v, Jd>² = ‖Jd‖²; factors from U(½, 2) are 1 ± ½ in the root mean square.
+    For cotangents v ~ N(0, I), E <v, Jd>² = ‖Jd‖²; factors from U(½, 2) are 1 ± ½ in the root mean
+    square.
     """
     outputs = copied.forward(draw)
     size = _size([t.detach() for t in outputs])
@@ -348,7 +364,10 @@ def _slopes(copied: _Copy, positive: Mapping[str, Finding], draw: int) -> dict[s
 
 
 def _relative_change(before: list[Tensor], after: list[Tensor]) -> float:
-    """The norm of the difference over that of what varies; infinite entries, such as masks, are the same ones."""
+    """The norm of the difference over that of what varies.
+
+    Infinite entries, such as masks, are the same ones.
+    """
     if [t.shape for t in before] != [t.shape for t in after]:
         return math.inf
     squares = sum(
@@ -362,7 +381,10 @@ def _relative_change(before: list[Tensor], after: list[Tensor]) -> float:
 
 
 def _size(outputs: list[Tensor]) -> float:
-    """The norm of what varies between samples, which the bias of the last layer does not; of a loss its value."""
+    """The norm of what varies between samples, which the bias of the last layer does not.
+
+    Of a loss its value.
+    """
     finite = [torch.where(t.isfinite(), t, 0.0) for t in outputs]
     varying = sum(
         float((t - t.mean(0, keepdim=True) if t.ndim else t).square().sum()) for t in finite
@@ -372,7 +394,10 @@ def _size(outputs: list[Tensor]) -> float:
 
 
 def _generic(own: Tensor, generator: torch.Generator, *, vector: bool) -> Tensor:
-    """A tensor like another, of a usual size and without entries that are zero; tensors of one sign keep it."""
+    """A tensor like another, of a usual size and without entries that are zero.
+
+    Tensors of one sign keep it.
+    """
     flat = vector or own.ndim < 2 or len(own) == 1
     usual = 1.0 if flat else (len(own) / own.numel()) ** 0.5
     rms = float(own.double().square().mean().sqrt())
@@ -390,7 +415,10 @@ def _generic(own: Tensor, generator: torch.Generator, *, vector: bool) -> Tensor
 
 
 def _slice(example: Any, dtype: torch.dtype, side: int | None) -> Any:
-    """A few samples of an example, never alike and never constant; None where no image is larger than the side."""
+    """A few samples of an example, never alike and never constant.
+
+    None where no image is larger than the side.
+    """
     tensors = [t for t in pytree.tree_leaves(example) if isinstance(t, Tensor) and t.ndim]
     length = len(tensors[0]) if tensors else 0
     if side is not None and not any(t.ndim == 4 and min(t.shape[2:]) > side for t in tensors):
@@ -418,7 +446,7 @@ def _slice(example: Any, dtype: torch.dtype, side: int | None) -> Any:
 
 
 def _leaves(outputs: Any) -> list[Tensor]:
-    """The tensors in outputs, those of data classes and of mappings that torch's trees do not know among them."""
+    """The tensors in outputs, also in data classes and mappings of any kind."""
     found: list[Tensor] = []
     for leaf in pytree.tree_leaves(outputs):
         if isinstance(leaf, Tensor):
@@ -455,7 +483,8 @@ def _bare_copy(model: nn.Module) -> nn.Module:
             )
     except Exception as error:
         raise ValueError(
-            f"{type(model).__name__} cannot be copied for the probe: {error}; pass invariant='modules' or a mapping"
+            f"{type(model).__name__} cannot be copied for the probe: {error}; pass "
+            f"invariant='modules' or a mapping"
         ) from error
     for module in clone.modules():
         for hooks in (
@@ -464,7 +493,8 @@ def _bare_copy(model: nn.Module) -> nn.Module:
             module._forward_pre_hooks,
             module._backward_pre_hooks,
         ):
-            # hooks that are objects (weight norm, spectral norm) are part of the model; functions are the user's
+            # hooks that are objects (weight norm, spectral norm) are part of the model; functions
+            # are the user's
             for key in [
                 k
                 for k, h in hooks.items()
