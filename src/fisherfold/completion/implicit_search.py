@@ -34,7 +34,7 @@ _BETTER = 1.003
 # A weaker ridge and another exponent need this one: at a higher rank they are less good than at a low one.
 _CLEARLY = 1.008
 # Passes of each fit of the search, all from the same start, and of the last one, which starts from the best of them.
-_PASSES = 4
+_PASSES = 3
 LAST_PASSES = 3
 # Pairs times squares of the rank below which the settings are refined at the last rank.
 _CHEAP = 2e9
@@ -219,6 +219,8 @@ def learn(
         search.raise_rank(largest)
     elif rank > first:
         search.move(rank, must=True)
+    if "ridge" in open_names and search.setting["rank"] > first:
+        search.attempt({**search.setting, "ridge": search.setting["ridge"] * _STEPS["ridge"]})
     if "popularity" in open_names:  # at the last rank: it depends most on it
         search.along("popularity")
     if search.held.rest.n_ratings * search.setting["rank"] ** 2 < _CHEAP:
