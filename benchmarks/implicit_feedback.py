@@ -186,6 +186,7 @@ OURS: dict[str, Callable[[], RankingEstimator]] = {
     "ItemToItem": ItemToItem,
     "EASE^R (ItemToItem('dense'))": lambda: ItemToItem("dense"),
     "ImplicitBlend": ImplicitBlend,
+    "ImplicitBlend(item_weight=0.4)": lambda: ImplicitBlend(item_weight=0.4),
 }
 PEERS: dict[str, Callable[..., Block]] = {
     "implicit ALS": of_implicit("ALS"),
