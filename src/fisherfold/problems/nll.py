@@ -566,7 +566,8 @@ def _check_outputs(z: Tensor, inputs: Tensor, offset: Tensor | None = None) -> N
             f"{seen}{hint}"
         )
     if not z.is_floating_point():
-        raise ValueError(f"model must return a floating tensor, got {z.dtype}")
+        hint = "; take its .real, or .abs().square()" if z.is_complex() else ""
+        raise ValueError(f"model must return a floating tensor, got {z.dtype}{hint}")
     if offset is not None and offset.shape != z.shape:
         seen = tuple(offset.shape)
         raise ValueError(
