@@ -443,3 +443,45 @@ def test_ids_are_no_markup_and_predictions_have_any_size(tmp_path):
     )
     shown = call("recommend", tmp_path / "m", "u[bold]3", "-k", 1)
     assert re.search(r"u\[bold\]3 .* \[/b\]\d .* \S+e-09 ", shown)
+
+
+def test_weights_and_keys_of_a_file(tmp_path):
+    rng = np.random.default_rng(0)
+    pairs = np.argwhere(rng.random((30, 20)) < 0.5)
+    values, weights = rng.normal(size=len(pairs)), rng.choice([0.0, 0.5, 2.0], len(pairs))
+    frame = pl.DataFrame(
+        {
+            "user": pairs[:, 0],
+            "item": pairs[:, 1],
+            "rating": values,
+            "trust": weights,
+            "event": [f"e{k}" for k in range(len(pairs))],
+        }
+    )
+    frame[:200].write_csv(tmp_path / "first.csv")
+    frame[150:].write_csv(tmp_path / "more.csv")
+    columns = ["--weight-column", "trust", "--key-column", "event"]
+    options = ["--rank", 2, *columns, "-o", tmp_path / "m"]
+    call("fit", tmp_path / "first.csv", *options)
+    expected = MatrixCompletion(2).fit(frame[:200], sample_weight="trust", ids="event")
+    found = MatrixCompletion.load(tmp_path / "m")
+    np.testing.assert_allclose(found.predict(pairs), expected.predict(pairs), rtol=1e-6)
+    for _ in range(2):  # the second time everything was delivered before
+        call("update", tmp_path / "m", tmp_path / "more.csv", *columns)
+    expected.partial_fit(frame[150:], sample_weight="trust", ids="event")
+    found = MatrixCompletion.load(tmp_path / "m")
+    np.testing.assert_allclose(found.predict(pairs), expected.predict(pairs), rtol=1e-6)
+
+
+def test_implicit_fits_have_the_defaults_of_the_estimator_and_keep_what_is_asked(tmp_path):
+    from fisherfold import ImplicitCompletion
+
+    lines = [f"{i},{j},{1 + (i + j) % 3}" for i in range(30) for j in range(20) if (i * j) % 3]
+    (tmp_path / "plays.csv").write_text("\n".join(["user,item,plays", *lines]))
+    call("fit", tmp_path / "plays.csv", "--implicit", "-o", tmp_path / "m")
+    found = MatrixCompletion.load(tmp_path / "m")
+    assert found.get_params() == ImplicitCompletion().get_params()
+    asked = ["--implicit", "--duplicates", "mean", "--max-iter", 3]
+    call("fit", tmp_path / "plays.csv", *asked, "-o", tmp_path / "m")
+    found = MatrixCompletion.load(tmp_path / "m")
+    assert (found.duplicates, found.max_iter) == ("mean", 3)

@@ -314,3 +314,14 @@ def test_the_command_line_fits_and_recommends(tmp_path):
     assert len(run.stdout.splitlines()) == 3
     run = CliRunner().invoke(app, [*words, "--inference", "point"])
     assert "--inference is for ratings and has no meaning with --implicit" in str(run.exception)
+
+
+def test_ratings_for_weights_are_remarked_upon():
+    kept, _ = two_tastes()
+    stars = np.random.default_rng(0).choice(
+        [1.0, 2.0, 3.0, 4.0, 5.0], len(kept), p=[0.1, 0.1, 0.2, 0.3, 0.3]
+    )
+    with pytest.warns(
+        UserWarning, match="5 steps from 1 to 5, as ratings are: here every pair counts"
+    ):
+        ImplicitCompletion(rank=2).fit(kept, stars)

@@ -60,6 +60,8 @@ File = Annotated[
         help="Ratings: CSV, TSV, '::' or Parquet with row id, column id and value; - reads standard input."
     ),
 ]
+_WEIGHTS = "The column with the importance of each value: 2 counts as two, 0.1 as a tenth of one."
+_KEYS = "The column with a key of each line: updates leave out lines that come again."
 _TIMES = "The column with times, numbers or dates such as 2024-05-31 18:00: rows and columns drift."
 
 
@@ -91,7 +93,11 @@ class Columns(Reading):
 class Model:
     """What is fitted, and how."""
 
-    rank: str = option("10", "The number of factors, or auto (chosen by cross-validation).", "-r")
+    rank: str | None = option(
+        None,
+        "The number of factors, or auto (cross-validation); found on held-out values if not given.",
+        "-r",
+    )
     seed: int = option(0, "Seed of everything random.", "-s")
     inference: Literal["variational", "point"] = option("variational", "variational or point.")
     solver: Literal["auto", "rngd", "rngd-vr", "rcg", "rgd"] = option(
@@ -102,10 +108,10 @@ class Model:
         "both", "both, rows, columns, global or none."
     )
     ridge: float | None = option(None, "Prior strength in pseudo-ratings; learnt if not given.")
-    duplicates: Literal["mean", "last", "sum", "error"] = option(
-        "mean", "For pairs given twice: mean, last, sum or error."
+    duplicates: Literal["mean", "last", "sum", "error"] | None = option(
+        None, "For pairs given twice: mean (the default), last, sum (that of --implicit) or error."
     )
-    max_iter: int = option(50, "The largest number of passes.")
+    max_iter: int | None = option(None, "The largest number of passes.")
     likelihood: Literal["gaussian", "ordered", "binary"] = option(
         "gaussian", "gaussian, ordered (values are steps of a scale) or binary (two values)."
     )
@@ -116,6 +122,8 @@ class Model:
         None, "The same for column ids; fields of several are written as a|b."
     )
     time_column: str | None = option(None, _TIMES, metavar="NAME")
+    weight_column: str | None = option(None, _WEIGHTS, metavar="NAME")
+    key_column: str | None = option(None, _KEYS, metavar="NAME")
     implicit: bool = option(
         False,
         "Pairs were observed (clicks, plays), values are their weights, if any; what is missing is no interest.",
@@ -133,18 +141,27 @@ class Model:
             "inference": self.inference,
             "solver": self.solver,
             "offsets": self.offsets,
-            "duplicates": self.duplicates,
-            "max_iter": self.max_iter,
             "likelihood": self.likelihood,
+            **self._given(),
             **more,
         }
         if self.rank == "auto":
             return MatrixCompletionCV(_AUTO_RANKS, ridges=(self.ridge,), **options)
-        if not self.rank.isdecimal():
+        return MatrixCompletion(ridge=self.ridge, **options, **self._rank())
+
+    def _given(self) -> dict[str, Any]:
+        """What was said of options whose defaults are the estimator's own."""
+        given = {"duplicates": self.duplicates, "max_iter": self.max_iter}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def _rank(self) -> dict[str, Any]:
+        if self.rank is None:
+            return {}
+        if not (self.rank.isdecimal() or self.rank == "auto"):
             raise ValueError(
                 f"--rank must be a whole number of at least 1 or auto, got {self.rank!r}"
             )
-        return MatrixCompletion(int(self.rank), ridge=self.ridge, **options)
+        return {"rank": int(self.rank) if self.rank.isdecimal() else "auto"}
 
     def _implicit(self, **more: Any) -> ImplicitCompletion:
         from fisherfold.completion.implicit import ImplicitCompletion
@@ -157,30 +174,21 @@ class Model:
             "likelihood",
             "row_features",
             "column_features",
+            "weight_column",
+            "key_column",
         ):
             if getattr(self, name) != getattr(Model, name):
                 raise ValueError(
                     f"--{name.replace('_', '-')} is for ratings and has no meaning with --implicit"
                 )
-        if not (self.rank.isdecimal() or self.rank == "auto"):
-            raise ValueError(
-                f"--rank must be a whole number of at least 1 or auto, got {self.rank!r}"
-            )
-        # weights of pairs that occur twice are added, unless told otherwise
-        duplicates = "sum" if self.duplicates == "mean" else self.duplicates
-        return ImplicitCompletion(
-            int(self.rank) if self.rank.isdecimal() else "auto",
-            duplicates=duplicates,
-            random_state=self.seed,
-            max_iter=self.max_iter,
-            **more,
-        )
+        return ImplicitCompletion(random_state=self.seed, **self._rank(), **self._given(), **more)
 
     def read(
         self, file: Path, reading: Columns, skip_bad_lines: bool
     ) -> tuple[RatingTable, Entries, SideInformation]:
         """The table for a fit, its entries, features and times."""
-        table = _read(file, reading, skip_bad_lines, time=self.time_column, implicit=self.implicit)
+        columns = {"time": self.time_column, "weight": self.weight_column, "key": self.key_column}
+        table = _read(file, reading, skip_bad_lines, implicit=self.implicit, **columns)
         entries = _entries(table)
         return table, entries, self._features(entries, reading, skip_bad_lines)
 
@@ -455,6 +463,11 @@ def update(
         Path | None,
         typer.Option("--output", "-o", help="A folder for the model, if not that of the old one."),
     ] = None,
+    time_column: Annotated[str | None, typer.Option(help=_TIMES, metavar="NAME")] = None,
+    weight_column: Annotated[str | None, typer.Option(help=_WEIGHTS, metavar="NAME")] = None,
+    key_column: Annotated[str | None, typer.Option(help=_KEYS, metavar="NAME")] = None,
+    row_features: Annotated[Path | None, typer.Option(help="Features of new rows.")] = None,
+    column_features: Annotated[Path | None, typer.Option(help="The same for columns.")] = None,
     reading: Columns,
     skip_bad_lines: SkipBadLines = False,
 ) -> None:
@@ -464,9 +477,19 @@ def update(
     place = output or folder
     check_output(place, KIND)
     model = _load(folder)
-    table = _more(file, reading, model, skip_bad_lines)
+    columns = {"time": time_column, "weight": weight_column, "key": key_column}
+    table = _more(file, reading, model, skip_bad_lines, **columns)
+    features = [
+        None if path is None else _features(path, name, side, reading, skip_bad_lines)
+        for path, name, side in zip(
+            (row_features, column_features), model.names_[:2], ("row", "column"), strict=True
+        )
+    ]
     with track("updating"):
-        model.partial_fit(_entries(table))
+        if model.model_.inference == "implicit":
+            model.partial_fit(_entries(table))
+        else:
+            model.update_entries(_entries(table), *features)
     write_or_rescue(model.save, place)
     voice.result(
         f"Updated {place.name}",
@@ -695,14 +718,8 @@ def _entries(table: RatingTable) -> Entries:
     value = (
         "weight" if not table.has_values else "value" if table.header is None else table.names[2]
     )
-    return Entries(
-        table.rows,
-        table.columns,
-        table.values,
-        (*names, value),
-        "polars",
-        times=table.times,
-    )
+    entries = Entries(table.rows, table.columns, table.values, (*names, value), "polars")
+    return entries.with_extras(weights=table.weights, times=table.times, keys=table.keys)
 
 
 def _account(table: RatingTable) -> dict[str, Any]:

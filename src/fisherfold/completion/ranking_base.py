@@ -27,6 +27,7 @@ from fisherfold.tables import validation
 from fisherfold.tables.frames import frame_kind, names_of
 from fisherfold.tables.ids import IdIndex
 from fisherfold.threads import threads
+from fisherfold.warn import warn
 
 # Weights must lie within this factor of 1: their sums of squares then stay within float32.
 _LARGEST_WEIGHT = 1e12
@@ -82,6 +83,7 @@ class RankingEstimator(CompletionBase):
         known = known or SideInformation()
         given = validation.check_parameters(self.get_params(deep=False), self._checks)
         _check_weights(entries.values)
+        _remark_stars(entries.values)
         ids, i, j = numbered(entries, known)
         ratings = Ratings(
             i,
@@ -244,6 +246,18 @@ def _walk_forward(time: Any, n: int, folds: int) -> list[tuple[Any, Any]]:
 
 def _table(features: Any, index: IdIndex, side: str) -> Tensor:
     return torch.from_numpy(features.of(index.encode(features.ids, side), len(index)))
+
+
+def _remark_stars(weights: Floats) -> None:
+    """Warn of weights that look like ratings, of which low ones mean dislike."""
+    steps = np.unique(weights)
+    few = 5 <= len(steps) <= 10 and (steps * 2 == np.round(steps * 2)).all()
+    if few and steps[0] > 0 and steps[-1] <= 10 and weights.mean() > 0.5 * steps[-1]:
+        warn(
+            f"the weights are {len(steps)} steps from {steps[0]:g} to {steps[-1]:g}, as ratings are: here every"
+            " pair counts as liked, one star as well; MatrixCompletion is for ratings, or keep those that"
+            " are liked"
+        )
 
 
 def _check_weights(weights: Floats) -> None:

@@ -70,6 +70,8 @@ class RatingTable:
     n_lines: int  # how many lines there are, those rejected included
     rejected: dict[str, int]  # how many of them were rejected, by reason
     others: list[str]  # the columns that were not read
+    weights: npt.NDArray[np.float64] | None = None  # if a column of weights was asked for
+    keys: Ids | None = None  # what identifies each, if a column of keys was asked for
 
 
 def read_table(
@@ -103,6 +105,8 @@ def read_ratings(
     columns: Sequence[str] | None = None,
     known: Sequence[str] = (),
     time: str | None = None,
+    weight: str | None = None,
+    key: str | None = None,
     implicit: bool = False,
     decimal: str = ".",
     skip_bad_lines: bool = False,
@@ -112,9 +116,9 @@ def read_ratings(
     """Read lines of row id, column id and value.
 
     ``columns`` are these three, by name or position; ``known`` are their names in a table before
-    this one, which count if all of them are there; ``time`` is a column with the time of each
-    value. With ``implicit`` pairs without values will do, and each of them gets the value 1.
-    ``how`` is what ``read_table`` takes.
+    this one, which count if all of them are there. ``time`` is a column with the time of each
+    value, ``weight`` one with its weight, ``key`` one that identifies it. With ``implicit`` pairs
+    without values will do, and each of them gets the value 1. ``how`` is what ``read_table`` takes.
     """
     table = read_table(path, part=part, **how)
     names = choose(table, columns, ENTRIES, known=known, optional=implicit)
@@ -126,7 +130,17 @@ def read_ratings(
         (name,) = find_columns(table, [time])
         others[name] = seconds(table.frame[name]), "time"
         names = [*names, name]
+    if weight is not None:
+        (name,) = find_columns(table, [weight])
+        others[name] = numbers(table.frame[name], decimal, table.path), "weight"
+        names = [*names, name]
     reasons = {"missing id": _is_missing(row) | _is_missing(column)}
+    keys = None
+    if key is not None:
+        (name,) = find_columns(table, [key])
+        keys = _id_column(table.frame[name], table.path)
+        names = [*names, name]
+        reasons["missing key"] = _is_missing(keys)
     for name, (parsed, what) in others.items():
         missing = _is_missing(table.frame[name])
         finite = parsed.is_finite().fill_null(False)
@@ -157,6 +171,8 @@ def read_ratings(
         table.n_lines,
         rejected,
         [n for n in table.frame.columns if n not in names],
+        kept.get("weight"),
+        None if keys is None else _id_array(keys.filter(good)),
     )
 
 
