@@ -22,6 +22,7 @@ from fisherfold.completion.model import UNSEEN, CompletionModel, Pairs
 from fisherfold.completion.ratings import Triplets
 from fisherfold.completion.recommend import (
     BY,
+    Choice,
     Ranking,
     best_columns,
     factors,
@@ -198,9 +199,11 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
         k: int = 10,
         *,
         candidates: Any = None,
+        exclude: Any = None,
         exclude_seen: bool = True,
         by: str = "mean",
         seed: int | None = None,
+        time: Any = None,
     ) -> Any:
         """The columns with the largest predictions for some rows.
 
@@ -208,11 +211,14 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
             ids: one row id, a sequence of them, or None for all rows; one that was never seen gets what an average row
                 would, or nothing, with a warning, if ``unseen`` is ``nan``.
             k: how many columns for each row.
-            candidates: the ids of the columns to choose from; all if not given.
+            candidates: the ids of the columns to choose from, or a mapping from each row id to
+                its own; all if not given. Without ``ids`` the rows of such a mapping get lists.
+            exclude: ids of columns that no list may hold; unknown ones are ignored, with a warning.
             exclude_seen: whether columns in which the row has a value are left out.
             by: ``mean``; ``upper``, the 95 % quantile of the expected score, which favours what is not known yet; or
                 ``sample``, one draw from the posterior (Thompson sampling).
             seed: of the draw; a new one every time if not given.
+            time: when the lists are for, of a model with times; without it drift counts as zero.
 
         Returns:
             A data frame of row id, column id and ``prediction`` (that of ``predict``), best first within each row;
@@ -220,6 +226,8 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
             ``score``. The frame is of the library of the data frame that was fitted, else of polars.
         """
         model = self._fitted()
+        if ids is None and isinstance(candidates, Mapping):
+            ids = list(candidates)
         rows = model.row_ids.labels if ids is None else [ids] if np.ndim(ids) == 0 else ids
         i = np.arange(len(rows)) if ids is None else self._locate(rows, "row")
         if self.unseen == "nan" and (i < 0).any():
@@ -229,11 +237,18 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
                 f"{counted(len(unknown), 'row id was', 'row ids were')} not seen in fit and get no list "
                 f"(unseen='nan'), the first is {unknown[0]!r}"
             )
-        options = {"candidates": candidates, "exclude_seen": exclude_seen, "by": by, "seed": seed}
-        return self._best(model, i, rows, k, options)
+        choice = self._choice(candidates, exclude, rows)
+        options = {"choice": choice, "exclude_seen": exclude_seen, "by": by, "seed": seed}
+        return self._best(model, i, rows, k, options, time)
 
     def _best(
-        self, model: CompletionModel, i: Codes, rows: Any, k: int, options: dict[str, Any]
+        self,
+        model: CompletionModel,
+        i: Codes,
+        rows: Any,
+        k: int,
+        options: dict[str, Any],
+        time: Any = None,
     ) -> Any:
         """Lists for rows, with their ids if there are any."""
         k = validation.integer(1)("k", k)
@@ -241,25 +256,57 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
         if by != "mean":
             self._check_error_bars(f"by={by!r}")
         options = options | {"seed": validation.draw_seed(options["seed"])}
-        options["candidates"] = self._candidates(options["candidates"])
-        found = best_columns(model, i, k, ranking=type(self)._ranking, **options)
-        predictions = model.pairs(i[found.place], found.columns).predict(clip=self._clips)
+        at = None if time is None else as_times([time], 1)
+        when = None if at is None else model.checked_times(at)
+        found = best_columns(model, i, k, ranking=type(self)._ranking, when=when, **options)
+        times = None if at is None else np.repeat(at, len(found.place))
+        pairs = model.pairs(i[found.place], found.columns, times)
+        predictions = pairs.predict(clip=self._clips)
         owner = {} if rows is None else {self.names_[0]: np.asarray(rows)[found.place]}
         items = {self.names_[1]: model.column_ids.decode(found.columns)}
         scores = {} if by == "mean" else {"score": found.scores}
         return self._output(owner | items | {"prediction": predictions} | scores)
 
-    def _candidates(self, ids: Any) -> Codes | None:
-        """The numbers of the known ones among candidates."""
-        if ids is None:
-            return None
-        chosen = np.unique(self._locate(ids, "column"))
-        chosen = chosen[chosen >= 0]
-        if not len(chosen):
+    def _choice(self, candidates: Any, exclude: Any, rows: Any) -> Choice:
+        """Which columns the lists of some rows may hold."""
+        own, excluded = None, None
+        if isinstance(candidates, Mapping):
+            own = self._own_candidates(candidates, rows)
+            candidates = [each for ids in candidates.values() for each in ids]
+        if exclude is not None:
+            codes = self.model_.column_ids.encode([exclude] if np.ndim(exclude) == 0 else exclude)
+            if unknown := int((codes < 0).sum()):
+                ids = counted(unknown, "id", "ids")
+                warn(f"{ids} of exclude, of {len(codes)}, not seen in fit: ignored")
+            excluded = np.unique(codes[codes >= 0])
+        columns = None if candidates is None else self._known_columns(candidates)
+        if columns is not None and not len(columns):
             raise ValueError(
                 "none of the candidates was seen in fit, there is nothing to recommend"
             )
-        return chosen
+        return Choice(columns, own, excluded)
+
+    def _own_candidates(self, candidates: Mapping[Any, Any], rows: Any) -> list[Codes]:
+        """The candidates of each of some rows."""
+        if rows is None:
+            raise ValueError("candidates must be one list for one new row without an id")
+        index, codes = IdIndex.fit(list(candidates))
+        lists = dict(
+            zip(codes.tolist(), map(self._known_columns, candidates.values()), strict=True)
+        )
+        place = index.encode(rows)
+        if (place < 0).any():
+            missing = np.asarray(rows, dtype=object)[place < 0]
+            raise ValueError(
+                f"candidates must have a list for each row id, none for {len(missing)} of "
+                f"{len(place)}, the first is {missing[0]!r}; or give one list for all"
+            )
+        return [lists[each] for each in place.tolist()]
+
+    def _known_columns(self, ids: Any) -> Codes:
+        """The numbers of the known ones among columns, ascending."""
+        found = np.unique(self._locate(ids, "column"))
+        return found[found >= 0]
 
     def _output(self, columns: dict[str, Any]) -> Any:
         return make_frame(self.frame_ or "polars", columns)
@@ -270,6 +317,7 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
         k: int = 10,
         *,
         candidates: Any = None,
+        exclude: Any = None,
         exclude_seen: bool = True,
         by: str = "mean",
         seed: int | None = None,
@@ -281,14 +329,16 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
         returns; of one new row without the column of row ids.
         """
         self._fitted()
-        options = {"candidates": candidates, "exclude_seen": exclude_seen, "by": by, "seed": seed}
         if isinstance(ratings, Mapping):
             values = numbers(list(ratings.values()), "ratings")
-            model, _ = self._folded(None, list(ratings), values)
-            return self._best(model, np.zeros(1, dtype=np.int64), None, k, options)
-        entries = self._read_more(ratings)
-        model, rows = self._folded(entries.rows, entries.columns, entries.values)
-        return self._best(model, np.arange(len(rows)), rows, k, options)
+            model, rows = self._folded(None, list(ratings), values)[0], None
+        else:
+            entries = self._read_more(ratings)
+            model, rows = self._folded(entries.rows, entries.columns, entries.values)
+        i = np.arange(1 if rows is None else len(rows))
+        choice = self._choice(candidates, exclude, rows)
+        options = {"choice": choice, "exclude_seen": exclude_seen, "by": by, "seed": seed}
+        return self._best(model, i, rows, k, options)
 
     def _folded(self, rows: Any, columns: Any, values: Floats) -> tuple[CompletionModel, Any]:
         """A model of new rows, or of one without an id; columns that were not seen are left out, with a warning."""

@@ -124,10 +124,11 @@ class CompletionModel:
 
     def pairs(self, rows: Codes, columns: Codes, times: Floats | None = None) -> Pairs:
         """Pairs by number, to be predicted."""
-        when = None if times is None else self._checked_times(times)
+        when = None if times is None else self.checked_times(times)
         return Pairs(self, self.members(ROWS, rows), self.members(COLUMNS, columns), when)
 
-    def _checked_times(self, times: Floats) -> Tensor:
+    def checked_times(self, times: Floats) -> Tensor:
+        """Times where the posterior lives, for a model that knows of some."""
         if self.posterior.time_effects == (None, None):
             raise ValueError(
                 "this model was fitted without times: fit it with times, or predict without them"

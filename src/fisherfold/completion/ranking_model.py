@@ -324,8 +324,12 @@ class RankingModel(CompletionModel):
     def pairs(self, rows: Codes, columns: Codes, times: Floats | None = None) -> Any:
         """Pairs by number, to be predicted."""
         if times is not None:
-            raise ValueError("models of observed pairs know no times: predict without them")
+            self.checked_times(times)
         return ScoredPairs(self, rows, columns)
+
+    def checked_times(self, times: Floats) -> Tensor:
+        """An error: there are no effects of time."""
+        raise ValueError("models of observed pairs know no times: predict without them")
 
 
 @dataclass(frozen=True)
@@ -356,7 +360,7 @@ class ScorerRanking:
     """What columns are ranked by: blocks of rows by all candidates."""
 
     def __init__(
-        self, model: RankingModel, rows: Codes, columns: Codes, by: str, seed: int
+        self, model: RankingModel, rows: Codes, columns: Codes, by: str, seed: int, **_: Any
     ) -> None:
         self.scorer, self.rows = model.scorer, rows
         self.by, self.seed = by, seed

@@ -6,7 +6,7 @@ Rows are scored in blocks, one matrix product each; nothing of the size of rows 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import local
@@ -24,6 +24,7 @@ from fisherfold.completion.scoring import (
     Members,
     column_spread,
     column_vectors,
+    drift,
     inner,
     noise,
     row_spread,
@@ -52,21 +53,53 @@ class Lists:
     scores: Floats
 
 
+@dataclass(frozen=True)
+class Choice:
+    """Which columns lists may hold.
+
+    Attributes:
+        columns: the candidates of any row, by number, ascending; None for all columns.
+        own: the candidates of each row, where they differ.
+        excluded: columns that no list may hold.
+    """
+
+    columns: Codes | None = None
+    own: Sequence[Codes] | None = None
+    excluded: Codes | None = None
+
+    def refused(self, part: Codes, place_of: Codes) -> Tensor | None:
+        """Which candidates some rows may not have, given the place of each column among the candidates."""
+        if self.own is None and self.excluded is None:
+            return None
+        n = int(place_of.max(initial=-1)) + 1
+        found = np.full((len(part), n), self.own is not None)
+        if self.own is not None:
+            lists = [place_of[self.own[row]] for row in part]
+            owner = np.repeat(np.arange(len(part)), [len(each) for each in lists])
+            found[owner, np.concatenate(lists)] = False
+        if self.excluded is not None:
+            place = place_of[self.excluded]
+            found[:, place[place >= 0]] = True
+        return torch.from_numpy(found)
+
+
 def best_columns(
     model: CompletionModel,
     rows: Codes,
     k: int,
     *,
-    candidates: Codes | None = None,
+    choice: Choice | None = None,
     exclude_seen: bool = True,
     by: str = "mean",
     seed: int = 0,
+    when: Tensor | None = None,
     ranking: Callable[..., Any] | None = None,
 ) -> Lists:
     """The columns with the largest scores for each row, ``ranking`` being what makes the scores."""
-    columns = np.arange(len(model.column_ids)) if candidates is None else candidates
+    choice = choice or Choice()
+    columns = np.arange(len(model.column_ids)) if choice.columns is None else choice.columns
     k = min(k, len(columns))
-    ranked = (ranking or Ranking)(model, rows, columns, by, seed)
+    ranked = (ranking or Ranking)(model, rows, columns, by, seed, when=when)
     place_of = np.full(len(model.column_ids), -1)
     place_of[columns] = np.arange(len(columns))
     n_blocks = max(1, -(-len(rows) * len(columns) // _BLOCK))
@@ -79,6 +112,9 @@ def best_columns(
             place = place_of[seen_columns]
             inside = place >= 0
             scores[model.tensor(seen_rows[inside]), model.tensor(place[inside])] = -math.inf
+        refused = choice.refused(part, place_of)
+        if refused is not None:
+            scores.masked_fill_(refused.to(scores.device), -math.inf)
         top, where = scores.topk(k, dim=1)
         good = torch.isfinite(top)
         value = top[good].double().cpu().numpy() * model.scale + model.center
@@ -99,9 +135,16 @@ class Ranking:
     """What columns are ranked by: blocks of rows by all candidates."""
 
     def __init__(
-        self, model: CompletionModel, rows: Codes, columns: Codes, by: str, seed: int
+        self,
+        model: CompletionModel,
+        rows: Codes,
+        columns: Codes,
+        by: str,
+        seed: int,
+        *,
+        when: Tensor | None = None,
     ) -> None:
-        self.model, self.by = model, by
+        self.model, self.by, self.when = model, by, when
         self.rows, self.columns = model.members(ROWS, rows), model.members(COLUMNS, columns)
         self.u = self.rows.mean
         whole = len(columns) == len(model.column_ids)
@@ -125,28 +168,36 @@ class Ranking:
         """The scores of a block of rows, of at most so many."""
         if not hasattr(self._here, "table"):
             self._here.table = self.left.new_empty(most, self.right.shape[1])
-        left = self.left[part[0] : part[-1] + 1]
-        scores = torch.mm(left, self.right, out=self._here.table[: len(part)])
+        here = slice(part[0], part[-1] + 1)
+        scores = torch.mm(self.left[here], self.right, out=self._here.table[: len(part)])
+        rows = self.rows[here]
+        for shift, _ in self._drift(rows):
+            scores += shift
         if self.by == "upper":
-            scores += UPPER * self._deviations(part)
+            scores += UPPER * self._deviations(rows)
         if self.by == "mean" and self.model.posterior.ordinal is not None:
-            return self._expected(scores, self.rows[part[0] : part[-1] + 1])
+            return self._expected(scores, rows)
         return scores
 
-    def _deviations(self, part: Codes) -> Tensor:
+    def _drift(self, rows: Members) -> Iterator[tuple[Tensor, Tensor]]:
+        return drift(self.model.posterior, rows, self.columns, self.when, True)
+
+    def _deviations(self, rows: Members) -> Tensor:
         """Standard deviations of scores."""
-        rows = self.rows[part[0] : part[-1] + 1]
         if self._spread is None:
             self._spread = column_spread(self.columns.mean, self.columns.covariance)
         left = row_spread(rows.mean, rows.covariance)
-        return inner(left, self._spread, every=True).clamp_(min=0).sqrt_()
+        square = inner(left, self._spread, every=True).clamp_(min=0)
+        for _, doubt in self._drift(rows):
+            square += doubt
+        return square.sqrt_()
 
     def _expected(self, scores: Tensor, rows: Members) -> Tensor:
         """Expected categories, in scaled units."""
         posterior = self.model.posterior
         ordinal = posterior.ordinal
         assert ordinal is not None
-        square = variance(posterior, rows, self.columns, every=True)
+        square = variance(posterior, rows, self.columns, times=self.when, every=True)
         square += noise(posterior, rows, self.columns, every=True)
         std = square.sqrt_().to(scores)
         found = torch.full_like(scores, float(ordinal.values[-1]))

@@ -103,7 +103,7 @@ def score(
 ) -> Tensor:
     """The expected scores of pairs, or of all pairs of two lists."""
     mean = inner(row_vectors(rows.mean), column_vectors(columns.mean), every=every)
-    for shift, _ in _drift(posterior, rows, columns, times, every):
+    for shift, _ in drift(posterior, rows, columns, times, every):
         mean = mean + shift
     return mean
 
@@ -120,7 +120,7 @@ def variance(
     left = row_spread(rows.mean.double(), rows.covariance.double())
     right = column_spread(columns.mean.double(), columns.covariance.double())
     spread = inner(left, right, every=every).clamp_(min=0)
-    for _, doubt in _drift(posterior, rows, columns, times, every):
+    for _, doubt in drift(posterior, rows, columns, times, every):
         spread = spread + doubt
     return spread
 
@@ -133,7 +133,7 @@ def noise(
     return (left[:, None] * right if every else left * right) / posterior.noise_precision
 
 
-def _drift(
+def drift(
     posterior: CompletionPosterior,
     rows: Members,
     columns: Members,

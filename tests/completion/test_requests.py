@@ -1,0 +1,107 @@
+"""What one request may ask: candidates per id, exclusions, a time; against predictions of all pairs."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fisherfold.completion import ImplicitCompletion, MatrixCompletion
+
+DAY = 86400.0
+
+
+def frame_of(seed: int = 0) -> pl.DataFrame:
+    rng = np.random.default_rng(seed)
+    truth = 3 + rng.normal(size=(40, 2)) @ rng.normal(size=(2, 25)) + rng.normal(size=25)
+    pairs = np.argwhere(rng.random(truth.shape) < 0.4)
+    value = np.clip(np.round(truth[pairs[:, 0], pairs[:, 1]]), 1, 5)
+    day = rng.integers(0, 10, len(pairs))
+    return pl.DataFrame(
+        {
+            "user": pairs[:, 0],
+            "item": [f"i{j}" for j in pairs[:, 1]],
+            "rating": value + (day > 5) * (pairs[:, 1] % 2),
+            "at": day * DAY + 60.0,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def frame():
+    return frame_of()
+
+
+@pytest.fixture(scope="module")
+def model(frame):
+    return MatrixCompletion(2, dtype="float64").fit(frame.drop("at"))
+
+
+@pytest.fixture(scope="module")
+def implicit(frame):
+    return ImplicitCompletion(2).fit(frame.select("user", "item"))
+
+
+def test_excluded_ids_are_in_no_list_and_unknown_ones_are_counted(model, implicit):
+    for each in (model, implicit):
+        whole = each.recommend(k=25)
+        with pytest.warns(UserWarning, match="1 id of exclude, of 3, not seen in fit: ignored"):
+            found = each.recommend(k=25, exclude=["i3", "i4", "no"])
+        kept = whole.filter(~pl.col("item").is_in(["i3", "i4"]))
+        assert found.equals(kept)
+        new = each.recommend_new({"i1": 4.0, "i2": 1.0}, 25, exclude="i3")
+        assert new["item"].sort().to_list() == sorted(
+            {f"i{j}" for j in range(25)} - {"i1", "i2", "i3"}
+        )
+    drawn, fewer = (model.recommend(3, 25, by="sample", seed=1, exclude=x) for x in (None, ["i5"]))
+    assert fewer.equals(drawn.filter(pl.col("item") != "i5"))  # the same draw
+
+
+def test_each_id_may_have_candidates_of_its_own(model, implicit):
+    own = {7: ["i1", "i2", "zzz"], 3: ["i9"], 5: ["zzz"]}
+    for each in (model, implicit):
+        found = each.recommend(candidates=own, exclude_seen=False)
+        assert found["user"].to_list() == [7, 7, 3]
+        assert set(found["item"][:2]) == {"i1", "i2"}
+        one = each.recommend(7, candidates=own[7], exclude_seen=False)
+        assert one.equals(found[:2])
+        assert each.recommend(["3"], candidates=own, exclude_seen=False)["item"].to_list() == ["i9"]
+        rated = pl.DataFrame({"user": ["a", "b"], "item": ["i1", "i2"], "rating": [1.0, 5.0]})
+        new = each.recommend_new(rated, candidates={"b": ["i3"], "a": ["i4", "i2"]})
+        assert new.filter(pl.col("user") == "b")["item"].to_list() == ["i3"]
+        with pytest.raises(ValueError, match="none for 1 of 2, the first is 4; or give one list"):
+            each.recommend([7, 4], candidates=own)
+        with pytest.raises(ValueError, match="one list for one new row without an id"):
+            each.recommend_new({"i1": 4.0}, candidates=own)
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "ordered"])
+def test_lists_of_a_time_are_those_of_predictions_at_that_time(frame, likelihood):
+    model = MatrixCompletion(1, max_iter=8, likelihood=likelihood, clip=False).fit(
+        frame, time="at", columns=("user", "item", "rating")
+    )
+    items = model.column_ids_
+    for when in (2 * DAY, 8 * DAY + 60):
+        found = model.recommend(4, 25, exclude_seen=False, time=when)
+        expected = model.predict([(4, item) for item in items], time=when)
+        order = np.argsort(-expected)
+        np.testing.assert_allclose(found["prediction"], expected[order], atol=1e-5)
+        np.testing.assert_allclose(
+            model.predict([(4, item) for item in found["item"]], time=when),
+            found["prediction"],
+            atol=1e-6,
+        )
+    upper = model.recommend(4, 25, by="upper", exclude_seen=False, time=2 * DAY)
+    pairs = model.model_.pairs(
+        np.full(25, model.model_.locate([4], "row", "prior")[0]),
+        model.model_.locate(upper["item"], "column", "prior"),
+        np.full(25, 2 * DAY),
+    )
+    np.testing.assert_allclose(upper["score"], pairs.scores() + 1.645 * pairs.spread(), rtol=1e-4)
+
+
+def test_a_time_needs_a_model_with_times(model, implicit):
+    with pytest.raises(ValueError, match="was fitted without times"):
+        model.recommend(3, time=0.0)
+    with pytest.raises(ValueError, match="know no times"):
+        implicit.recommend(3, time=0.0)
