@@ -177,6 +177,11 @@ def test_similar(model):
     assert "similarity" in call("similar", model, "u1", "--rows", "-k", 2)
 
 
+def test_explain(model):
+    found = json.loads(call("explain", model, "u3", 7, "-k", 2, "--json"))["why 7 for u3"]
+    assert found == MatrixCompletion.load(model).explain("u3", 7, 2).to_dicts()
+
+
 def test_update_adds_ratings(model, tmp_path):
     (tmp_path / "new.csv").write_text("user,item,rating\nzoe,1,4.5\nu1,99,1.5\n")
     found = json.loads(call("update", model, tmp_path / "new.csv", "-o", tmp_path / "m", "--json"))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 import pytest
+import torch
 
 from fisherfold.completion import ImplicitCompletion, MatrixCompletion
 
 DAY = 86400.0
+NAMES = ("user", "item", "rating")
 
 
 def frame_of(seed: int = 0) -> pl.DataFrame:
@@ -78,7 +82,7 @@ def test_each_id_may_have_candidates_of_its_own(model, implicit):
 @pytest.mark.parametrize("likelihood", ["gaussian", "ordered"])
 def test_lists_of_a_time_are_those_of_predictions_at_that_time(frame, likelihood):
     model = MatrixCompletion(1, max_iter=8, likelihood=likelihood, clip=False).fit(
-        frame, time="at", columns=("user", "item", "rating")
+        frame, time="at", columns=NAMES
     )
     items = model.column_ids_
     for when in (2 * DAY, 8 * DAY + 60):
@@ -98,6 +102,78 @@ def test_lists_of_a_time_are_those_of_predictions_at_that_time(frame, likelihood
         np.full(25, 2 * DAY),
     )
     np.testing.assert_allclose(upper["score"], pairs.scores() + 1.645 * pairs.spread(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("options", [{}, {"rated_sets": False}, {"offsets": "columns"}])
+def test_shares_and_prior_part_sum_to_the_prediction(frame, options):
+    model = MatrixCompletion(2, dtype="float64", clip=False, tol=1e-7, max_iter=300, **options)
+    model.fit(frame.drop("at"))
+    for row in (3, 17, {"i1": 5.0, "i2": 1.0, "i7": 2.0}):
+        found = model.explain(row, "i9", k=None)
+        whole = found["share"].sum() + found["prior"][0]
+        if isinstance(row, dict):
+            expected = model.predict_new(list(row), list(row.values()), ["i9"])[0]
+        else:
+            expected = model.predict([(row, "i9")])[0]
+            mine = frame.filter(pl.col("user") == row)
+            rated = dict(zip(mine["item"], mine["rating"], strict=True))
+            assert dict(zip(found["item"], found["value"], strict=True)) == rated
+        assert abs(whole - expected) < 1e-8
+        assert abs(found["prediction"][0] - expected) < 1e-8
+        size = found["share"].abs().to_list()
+        assert size == sorted(size, reverse=True)
+        assert model.explain(row, "i9", k=2).equals(found[:2])
+
+
+def test_shares_are_the_terms_of_the_dense_posterior(frame):
+    """With equal noise the mean is linear in the values, and the prior part is that of no values."""
+    model = MatrixCompletion(2, dtype="float64", clip=False).fit(frame.drop("at"))
+    inside = model.model_
+    inside.posterior = replace(inside.posterior, weight_strength=0.0)
+    for side in inside.sides:
+        side.weight = torch.ones_like(side.weight)
+    rated = {"i1": 5.0, "i2": 1.0, "i7": 2.0}
+    whole = model.explain(rated, "i9")
+    parts = dict(zip(whole["item"], whole["share"], strict=True))
+    for item in rated:
+        other = model.explain(rated | {item: 3.3}, "i9")
+        shares = dict(zip(other["item"], other["share"], strict=True))
+        assert other["prior"][0] == pytest.approx(whole["prior"][0], abs=1e-9)
+        moved = other["prediction"][0] - whole["prediction"][0]
+        assert shares[item] - parts[item] == pytest.approx(moved, abs=1e-9)
+        assert all(shares[x] == pytest.approx(parts[x], abs=1e-9) for x in rated if x != item)
+    # the prior part is the score of the prior mean: its set of ratings, none of their values
+    codes = torch.from_numpy(inside.column_ids.encode(list(rated)))
+    u = inside.posterior.rows.prior_mean_given(codes)
+    v = inside.posterior.columns.mean[inside.column_ids.encode(["i9"])[0]]
+    prior = (u[:-1] @ v[:-1] + u[-1] + v[-1]) * inside.scale + inside.center
+    assert whole["prior"][0] == pytest.approx(float(prior), abs=1e-9)
+
+
+def test_shares_of_a_converged_fit_leave_the_prior_mean(frame):
+    model = MatrixCompletion(2, dtype="float64", tol=1e-9, max_iter=3000).fit(frame.drop("at"))
+    inside = model.model_
+    own = inside.given_by(3)
+    u = inside.posterior.rows.prior_mean[3]
+    v = inside.posterior.columns.mean[inside.column_ids.encode(["i9"])[0]]
+    prior = (u[:-1] @ v[:-1] + u[-1] + v[-1]) * inside.scale + inside.center
+    found = model.explain(3, "i9")
+    assert found["prior"][0] == pytest.approx(float(prior), abs=1e-3)
+    assert len(own) >= len(found)
+
+
+def test_what_explain_says_of_mistakes(model, frame, implicit):
+    with pytest.raises(ValueError, match="1 column id was not seen in fit"):
+        model.explain(3, "zzz")
+    with pytest.raises(ValueError, match="1 row id was not seen in fit"):
+        model.explain(12345, "i1")
+    ordered = MatrixCompletion(1, max_iter=2, likelihood="ordered").fit(frame.drop("at"))
+    with pytest.raises(ValueError, match="explain needs likelihood='gaussian'"):
+        ordered.explain(3, "i1")
+    timed = MatrixCompletion(1, max_iter=3, clip=False).fit(frame, time="at", columns=NAMES)
+    found = timed.explain(3, "i1", k=None)
+    whole = found["share"].sum() + found["prior"][0]
+    assert whole == pytest.approx(timed.predict([(3, "i1")])[0], abs=1e-6)
 
 
 def test_a_time_needs_a_model_with_times(model, implicit):

@@ -453,6 +453,24 @@ def similar(
     _show(voice, found, output, "Similar")
 
 
+@command(app, examples=["fisherfold complete explain model/ 42 7 -k 5"])
+def explain(
+    voice: Voice,
+    folder: Folder,
+    row: Annotated[str, typer.Argument(help="A row id.")],
+    column: Annotated[str, typer.Argument(help="The column id that is predicted.")],
+    k: Annotated[int, typer.Option("-k", min=1, help="How many ratings.", metavar="N")] = 10,
+    output: Shown = None,
+) -> None:
+    """List the ratings of a row that moved one of its predictions most."""
+    check_predictions(output, voice)
+    model: Any = _load(folder)
+    if not hasattr(model, "explain"):
+        raise ValueError("explain is for models of ratings; this one is of observed pairs")
+    found = model.explain(row, column, k)
+    _show(voice, found, output, f"Why {column} for {row}")
+
+
 @command(app, examples=["fisherfold complete update model/ new.csv"])
 def update(
     voice: Voice,

@@ -141,6 +141,12 @@ class CompletionModel:
             raise ValueError(_NOT_KEPT)
         return self.seen.entries()
 
+    def given_by(self, row: int) -> Triplets:
+        """The ratings of a row."""
+        if self.seen is None:
+            raise ValueError(_NOT_KEPT)
+        return self.seen.of_row(row)
+
     def seen_by(self, rows: Codes) -> tuple[Codes, Codes]:
         """The columns in which some rows have ratings."""
         if self.seen is None:

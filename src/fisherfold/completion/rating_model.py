@@ -9,6 +9,7 @@ Gaussian posterior, everything is learnt) and ``inference="point"`` (the paper's
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from sklearn.utils import Tags
 from fisherfold.completion.base import SHARED_CHECKS, CompletionBase
 from fisherfold.completion.entries import Entries, Floats
 from fisherfold.completion.events import Events
+from fisherfold.completion.explain import Explanation, explain
 from fisherfold.completion.inference.features import FeatureColumns, encode_features
 from fisherfold.completion.inference.likelihoods import LIKELIHOODS
 from fisherfold.completion.inference.rank import USUAL_RANK
@@ -35,7 +37,7 @@ from fisherfold.completion.training import (
 )
 from fisherfold.completion.updating import updated, with_new_rows
 from fisherfold.tables import validation
-from fisherfold.tables.frames import columns_of, frame_kind
+from fisherfold.tables.frames import columns_of, frame_kind, numbers
 from fisherfold.tables.ids import IdIndex
 from fisherfold.threads import threads
 from fisherfold.warn import warn
@@ -120,6 +122,44 @@ class RatingModel(RegressorMixin, CompletionBase):  # type: ignore[misc]
         pairs = self._pairs(X, time)
         low, high = pairs.intervals(coverage, clip=self.clip)
         return self._hide_unseen(pairs, low), self._hide_unseen(pairs, high)
+
+    def explain(self, row: Any, column: Any, k: int | None = 10) -> Any:
+        """The ratings of a row that moved one of its predictions most, for ``likelihood="gaussian"``.
+
+        Given the columns, a prediction is linear in the ratings of the row: the share of each is how
+        far it lies from what was expected of it, times what it tells of the column. All shares
+        (``k=None``) and the prior part (offsets, features, the mere set of rated columns) sum to the
+        prediction before it is clipped.
+
+        Args:
+            row: a row id of the fit, or ``{column id: value}`` of a new row.
+            column: the id of the column that is predicted.
+            k: how many ratings; None for all.
+
+        Returns:
+            A data frame, largest share first: column id, ``value`` of the rating and its ``share``
+            in units of the values; the same in every line are ``prior`` and ``prediction``.
+
+        Raises:
+            ValueError: if an id was not seen in the fit, or the model is not a Gaussian one.
+        """
+        found = self._explanation(row, column)
+        k = len(found.shares) if k is None else validation.integer(1)("k", k)
+        best = np.argsort(-np.abs(found.shares), kind="stable")[:k]
+        ids = self.model_.column_ids.decode(found.columns[best])
+        parts = {"value": found.values[best], "share": found.shares[best]}
+        whole = {"prior": found.prior, "prediction": found.prediction}
+        same = {name: np.full(len(best), each) for name, each in whole.items()}
+        return self._output({self.names_[1]: ids} | parts | same)
+
+    def _explanation(self, row: Any, column: Any) -> Explanation:
+        """The parts of a prediction."""
+        model = self._fitted()
+        j = int(model.locate([column], "column", "error")[0])
+        if not isinstance(row, Mapping):
+            return explain(model, int(model.locate([row], "row", "error")[0]), j)
+        values = numbers(list(row.values()), "the ratings of row")
+        return explain(self._folded(None, list(row), values)[0], 0, j, fit=model)
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """The coefficient of determination R² of predictions.

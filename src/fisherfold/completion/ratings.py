@@ -494,6 +494,17 @@ class TrainingRatings:
         values = self.values.astype(np.float64)
         return Triplets(self.rows, self.columns.astype(np.int64), values, **others)
 
+    def of_row(self, row: int) -> Triplets:
+        """Those of one row; an unknown one has none."""
+        part = slice(0, 0) if row < 0 else slice(*self.offsets[row : row + 2])
+        others = {
+            name: None if getattr(self, name) is None else getattr(self, name)[part]
+            for name in _OPTIONAL
+        }
+        columns = self.columns[part].astype(np.int64)
+        values = self.values[part].astype(np.float64)
+        return Triplets(np.full(len(values), row), columns, values, **others)
+
     def of_rows(self, rows: Array) -> tuple[Array, Array]:
         """The columns in which some rows have ratings, and which of the rows each belongs to."""
         known = rows >= 0

@@ -124,6 +124,15 @@ class Side:
             mean = mean + self.set_effects.shift(self.counts)
         return mean if self.features is None else mean + self.features.shift()
 
+    def prior_mean_given(self, rated: Tensor, features: Tensor | None = None) -> Tensor:
+        """M of one member from the numbers of those of the other side that it has ratings with."""
+        mean = self.center
+        if self.set_effects is not None and len(rated):
+            mean = mean + self.set_effects.effects[rated].sum(0) / len(rated) ** 0.5
+        if self.features is not None and features is not None:
+            mean = mean + features[0].to(mean) @ self.features.weights
+        return mean
+
     def prior_mean_of(self, members: Tensor | slice) -> Tensor:
         """The prior means of some members, or that of all."""
         mean = self.prior_mean
