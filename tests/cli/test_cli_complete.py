@@ -177,6 +177,29 @@ def test_similar(model):
     assert "similarity" in call("similar", model, "u1", "--rows", "-k", 2)
 
 
+def test_features_of_ids_that_were_not_in_the_fit(ratings, tmp_path):
+    people, more, pairs = (tmp_path / f"{name}.csv" for name in ("people", "more", "pairs"))
+    people.write_text("user,age\n" + "".join(f"u{k},{k}\n" for k in range(30)))
+    more.write_text("user,age\nnew,3\n")
+    pairs.write_text("user,item\nnew,3\nnew,4\nu1,3\n")
+    folder = tmp_path / "m"
+    call("fit", ratings, "-r", 1, "--row-features", people, "-o", folder)
+    found = pl.read_csv(io.StringIO(call("predict", folder, pairs, "--row-features", more)))
+    model, given = MatrixCompletion.load(folder), pl.read_csv(more)
+    expected = model.predict(pl.read_csv(pairs), row_features=given)
+    np.testing.assert_allclose(found["prediction"], expected, atol=1e-6)
+    out = ["--row-features", more, "--exclude", tmp_path / "no.csv", "--json"]
+    (tmp_path / "no.csv").write_text("item\n3\n4\n")
+    lists = json.loads(call("recommend", folder, "new", "-k", 3, *out))["recommendations"]
+    best = model.recommend(["new"], 3, exclude=["3", "4"], row_features=given)
+    assert [each["item"] for each in lists] == best["item"].to_list()
+    (tmp_path / "rated.csv").write_text("user,item,rating\nnew,3,5\n")
+    fresh = ["--rated", tmp_path / "rated.csv", "--row-features", more, "--json"]
+    lists = json.loads(call("recommend", folder, "-k", 3, *fresh))["recommendations"]
+    best = model.recommend_new({"3": 5.0}, 3, features={"age": 3})
+    assert [each["item"] for each in lists] == best["item"].to_list()
+
+
 def test_explain(model):
     found = json.loads(call("explain", model, "u3", 7, "-k", 2, "--json"))["why 7 for u3"]
     assert found == MatrixCompletion.load(model).explain("u3", 7, 2).to_dicts()

@@ -220,6 +220,12 @@ Shown = Annotated[
         "--output", "-o", help="A file for the table: .csv, .csv.gz or .parquet; - prints CSV."
     ),
 ]
+RowFeatures = Annotated[
+    Path | None, typer.Option(help="Features of rows that were not in the fit, as for fit.")
+]
+ColumnFeatures = Annotated[
+    Path | None, typer.Option(help="Features of columns that were not in the fit, as for fit.")
+]
 K = Annotated[int, typer.Option("-k", min=1, help="How many for each id.", metavar="N")]
 
 
@@ -323,6 +329,8 @@ def predict(
         ),
     ] = None,
     time_column: Annotated[str | None, typer.Option(help=_TIMES, metavar="NAME")] = None,
+    row_features: RowFeatures = None,
+    column_features: ColumnFeatures = None,
     name: Annotated[
         str, typer.Option(help="The name of the column of predictions.", metavar="NAME")
     ] = "prediction",
@@ -344,15 +352,16 @@ def predict(
     add_columns(frame.head(0), {each: [] for each in [name, *more]}, table.path)
     asked = {model.names_[0]: rows, model.names_[1]: columns}
     times = None if time_column is None else frame[find_columns(table, [time_column])[0]]
+    known = _described(model, row_features, column_features, reading) | {"time": times}
     with track(f"predicting {counted(len(frame), 'pair', form=',')}"):
-        found: Any = model.predict(asked, return_std=std, time=times)
+        found: Any = model.predict(asked, return_std=std, **known)
         extra = {"std": found[1], name: found[0]} if std else {name: found}
         if interval is not None:
             extra = (
                 dict(
                     zip(
                         ("low", "high"),
-                        model.predict_interval(asked, interval, time=times),
+                        model.predict_interval(asked, interval, **known),
                         strict=True,
                     )
                 )
@@ -402,6 +411,11 @@ def recommend(
     include_seen: Annotated[
         bool, typer.Option("--include-seen", help="Also columns that the row has rated.")
     ] = False,
+    exclude: Annotated[
+        Path | None, typer.Option(help="A table with a column of ids that no list may hold.")
+    ] = None,
+    row_features: RowFeatures = None,
+    column_features: ColumnFeatures = None,
     output: Shown = None,
     reading: Columns,
 ) -> None:
@@ -419,8 +433,13 @@ def recommend(
             "this model does not keep the ratings it was fitted to, to leave them out: add --include-seen"
         )
     options: dict[str, Any] = {"exclude_seen": not include_seen, "by": by}
-    if candidates is not None:
-        options["candidates"] = _candidates(candidates, reading, model.names_[1])
+    for name, file in (("candidates", candidates), ("exclude", exclude)):
+        if file is not None:
+            options[name] = _candidates(file, reading, model.names_[1])
+    known = _described(model, row_features, column_features, reading)
+    if rated is not None:
+        known["features"] = known.pop("row_features", None)
+    options |= known
     with track("recommending"):
         if rated is not None:
             found = model.recommend_new(_entries(_more(rated, reading, model)), k, **options)
@@ -727,6 +746,17 @@ def _features(file: Path, name: str, side: str, reading: Columns, skip_bad_lines
 
     how = {"encoding": reading.encoding, "max_bytes": reading.format()["max_bytes"]}
     return with_numbers(read_table(file, skip_bad_lines=skip_bad_lines, **how).frame, name, side)
+
+
+def _described(
+    model: CompletionBase, rows: Path | None, columns: Path | None, reading: Columns
+) -> dict[str, Any]:
+    """The features of ids that were not in the fit."""
+    return {
+        f"{side}_features": _features(file, name, side, reading, False)
+        for side, file, name in zip(("row", "column"), (rows, columns), model.names_, strict=False)
+        if file is not None
+    }
 
 
 def _entries(table: RatingTable) -> Entries:

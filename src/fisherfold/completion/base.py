@@ -11,13 +11,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
 
 from fisherfold.completion.entries import Codes, Entries, Floats, read_entries, read_pairs
 from fisherfold.completion.files import KIND, VERSION, pack, unpack
-from fisherfold.completion.inference.features import as_times
+from fisherfold.completion.inference.features import FeatureColumns, as_times
 from fisherfold.completion.model import UNSEEN, CompletionModel, Pairs
 from fisherfold.completion.ratings import Triplets
 from fisherfold.completion.recommend import (
@@ -29,13 +31,13 @@ from fisherfold.completion.recommend import (
     inner_product_vectors,
     most_similar,
 )
-from fisherfold.completion.updating import with_new_rows
+from fisherfold.completion.updating import with_described, with_new_rows
 from fisherfold.files import sound
 from fisherfold.plain import counted
 from fisherfold.tables import validation
 from fisherfold.tables.folders import load_folder, model_file, save_folder
 from fisherfold.tables.frames import FRAMES, columns_of, frame_kind, make_frame, names_of, numbers
-from fisherfold.tables.ids import IdIndex
+from fisherfold.tables.ids import IdIndex, objects
 from fisherfold.tables.roles import check_half_known
 from fisherfold.warn import warn
 
@@ -134,7 +136,13 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
         return [given[name] for name in known] if set(known) <= set(given) else None
 
     def predict(
-        self, X: Any, *, return_std: bool = False, time: Any = None
+        self,
+        X: Any,
+        *,
+        return_std: bool = False,
+        time: Any = None,
+        row_features: Any = None,
+        column_features: Any = None,
     ) -> Floats | tuple[Floats, Floats]:
         """Predict entries.
 
@@ -142,12 +150,37 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
             X: (n, 2) row and column ids; of a data frame the columns with the names of the fit.
             return_std: whether the predictive standard deviations are returned as well (``variational`` only).
             time: when, as for ``fit``, or one time for all pairs; without it drift counts as zero.
+            row_features: what is known of rows that were not in the fit, as for ``fit`` (ids of
+                the fit stay as they were fitted); the model must have been fitted with features.
+            column_features: the same for the columns.
 
         Returns:
             The predictions, or predictions and standard deviations.
         """
         self._fitted()
-        return self._predict(self._pairs(X, time), return_std)
+        pairs = self._knowing(row_features, column_features)._pairs(X, time)
+        return self._predict(pairs, return_std)
+
+    def _knowing(self, row_features: Any = None, column_features: Any = None) -> CompletionBase:
+        """This model, knowing ids that were not in the fit by their features."""
+        if row_features is None and column_features is None:
+            return self
+        features = self._encoded(row_features, "row"), self._encoded(column_features, "column")
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other.model_ = with_described(self.model_, features)
+        return other
+
+    def _encoded(self, features: Any, side: str) -> FeatureColumns | None:
+        """Features as those of the fit were encoded."""
+        if features is None:
+            return None
+        k = ("row", "column").index(side)
+        if (encoder := self.model_.encoders[k]) is None:
+            raise ValueError(
+                f"this model was fitted without {side}_features: fit it with features to use them"
+            )
+        return encoder.encode(features, side, self.names_[k])
 
     def _predict(self, pairs: Pairs, return_std: bool) -> Floats | tuple[Floats, Floats]:
         if return_std:
@@ -204,6 +237,8 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
         by: str = "mean",
         seed: int | None = None,
         time: Any = None,
+        row_features: Any = None,
+        column_features: Any = None,
     ) -> Any:
         """The columns with the largest predictions for some rows.
 
@@ -219,17 +254,21 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
                 ``sample``, one draw from the posterior (Thompson sampling).
             seed: of the draw; a new one every time if not given.
             time: when the lists are for, of a model with times; without it drift counts as zero.
+            row_features: what is known of rows that were not in the fit, as for ``predict``.
+            column_features: the same for the columns, which lists may then hold.
 
         Returns:
             A data frame of row id, column id and ``prediction`` (that of ``predict``), best first within each row;
             fewer than ``k`` of a row if there are no more. What ``upper`` and ``sample`` rank by is the column
             ``score``. The frame is of the library of the data frame that was fitted, else of polars.
         """
-        model = self._fitted()
+        self._fitted()
+        served = self._knowing(row_features, column_features)
+        model = served.model_
         if ids is None and isinstance(candidates, Mapping):
             ids = list(candidates)
         rows = model.row_ids.labels if ids is None else [ids] if np.ndim(ids) == 0 else ids
-        i = np.arange(len(rows)) if ids is None else self._locate(rows, "row")
+        i = np.arange(len(rows)) if ids is None else served._locate(rows, "row")
         if self.unseen == "nan" and (i < 0).any():
             every = np.asarray(rows, dtype=object)
             unknown, rows, i = every[i < 0], every[i >= 0], i[i >= 0]
@@ -237,7 +276,7 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
                 f"{counted(len(unknown), 'row id was', 'row ids were')} not seen in fit and get no list "
                 f"(unseen='nan'), the first is {unknown[0]!r}"
             )
-        choice = self._choice(candidates, exclude, rows)
+        choice = served._choice(candidates, exclude, rows)
         options = {"choice": choice, "exclude_seen": exclude_seen, "by": by, "seed": seed}
         return self._best(model, i, rows, k, options, time)
 
@@ -321,27 +360,36 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
         exclude_seen: bool = True,
         by: str = "mean",
         seed: int | None = None,
+        features: Any = None,
+        column_features: Any = None,
     ) -> Any:
         """Recommend to rows that were not in the fit, from a few of their values; the model does not change.
 
         ``ratings`` are ``{column id: value}`` of one new row, or a data frame of entries as for ``fit`` of several;
-        unknown columns are left out, with a warning. The other arguments are those of ``recommend``, whose frame this
+        unknown columns are left out, with a warning. ``features`` are ``{name: value}`` of one new row (a line of
+        numbers, if those of the fit were a matrix), or a table of several as for ``fit``. The other arguments are those of ``recommend``, whose frame this
         returns; of one new row without the column of row ids.
         """
         self._fitted()
+        served, rows = self._knowing(None, column_features), None
         if isinstance(ratings, Mapping):
             values = numbers(list(ratings.values()), "ratings")
-            model, rows = self._folded(None, list(ratings), values)[0], None
+            model, _, _ = served._folded(None, list(ratings), values, features)
         else:
-            entries = self._read_more(ratings)
-            model, rows = self._folded(entries.rows, entries.columns, entries.values)
+            given = self._read_more(ratings)
+            model, rows, _ = served._folded(given.rows, given.columns, given.values, features)
         i = np.arange(1 if rows is None else len(rows))
-        choice = self._choice(candidates, exclude, rows)
+        choice = served._choice(candidates, exclude, rows)
         options = {"choice": choice, "exclude_seen": exclude_seen, "by": by, "seed": seed}
         return self._best(model, i, rows, k, options)
 
-    def _folded(self, rows: Any, columns: Any, values: Floats) -> tuple[CompletionModel, Any]:
-        """A model of new rows, or of one without an id; columns that were not seen are left out, with a warning."""
+    def _folded(
+        self, rows: Any, columns: Any, values: Floats, features: Any = None
+    ) -> tuple[CompletionModel, Any, Tensor | None]:
+        """A model of new rows, or of one without an id, their ids and their encoded features.
+
+        Columns that were not seen are left out, with a warning.
+        """
         if not np.isfinite(values).all():
             raise ValueError(f"the values must be finite, got {values[~np.isfinite(values)][0]}")
         index, i = IdIndex.fit(np.zeros(len(values), dtype=np.int64) if rows is None else rows)
@@ -357,10 +405,37 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
         ids = index, self.model_.column_ids
         entries = Triplets(i[known], j[known], values[known]).merged(self.merge_rule, ids)
         count = 1 if rows is None else len(index)
-        return self._with_new_rows(self.model_, count, entries), index.labels
+        table = self._table_of(features, None if rows is None else index)
+        return self._with_new_rows(self.model_, count, entries, table), index.labels, table
+
+    def _table_of(self, features: Any, index: IdIndex | None) -> Tensor | None:
+        """The encoded features of new rows, average ones where there are none, or of one without an id."""
+        if features is None:
+            return None
+        if index is None:
+            features = _one_line(features, self.names_[0])
+        elif isinstance(features, Mapping) and all(np.ndim(v) == 0 for v in features.values()):
+            raise ValueError(
+                "features of several new rows must be a data frame with their ids, got one line"
+            )
+        if (given := self._encoded(features, "row")) is None:
+            return None
+        if index is None:
+            return torch.from_numpy(given.table)
+        codes = index.encode(given.ids)
+        table = np.zeros((len(index), given.table.shape[1]))
+        table[codes[codes >= 0]] = given.table[codes >= 0]
+        return torch.from_numpy(table)
 
     def predict_new(
-        self, rated: Any, values: Any, wanted: Any, *, return_std: bool = False
+        self,
+        rated: Any,
+        values: Any,
+        wanted: Any,
+        *,
+        return_std: bool = False,
+        features: Any = None,
+        column_features: Any = None,
     ) -> Floats | tuple[Floats, Floats]:
         """Predict for a new row from a few of its values, without changing the model.
 
@@ -369,6 +444,8 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
             values: these values.
             wanted: the ids of the columns to predict.
             return_std: whether standard deviations are returned as well.
+            features: of the row, as for ``recommend_new``.
+            column_features: what is known of columns that were not in the fit, as for ``predict``.
 
         Returns:
             The predictions, or predictions and standard deviations.
@@ -379,8 +456,9 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
             raise ValueError(
                 f"rated and values must have one length, got {len(rated)} and {len(given)}"
             )
-        model, _ = self._folded(None, rated, given)
-        j = self._locate(wanted, "column")
+        served = self._knowing(None, column_features)
+        model, _, _ = served._folded(None, rated, given, features)
+        j = served._locate(wanted, "column")
         return self._predict(model.pairs(np.zeros_like(j), j), return_std)
 
     def similar(self, ids: Any, k: int = 10, *, of: str = "columns") -> Any:
@@ -516,6 +594,17 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
         tags.input_tags.allow_nan = True
         tags.target_tags.required = False
         return tags
+
+
+def _one_line(features: Any, id_name: str) -> Any:
+    """A table of the features of one row."""
+    if not isinstance(features, Mapping):
+        return [0], np.asarray(features, dtype=np.float64)[None]
+    line: dict[str, Any] = {id_name: np.zeros(1, dtype=np.int64)}
+    for name, value in features.items():
+        several = isinstance(value, (list, tuple))
+        line[str(name)] = objects([value]) if several else np.array([value])
+    return line
 
 
 def _class_named(name: Any) -> type[CompletionBase]:

@@ -54,6 +54,13 @@ class RankingEstimator(CompletionBase):
     def _read(self, X: Any, y: Any = None, *, columns: Any = None, matrix: Any = None) -> Entries:
         return read_entries(X, y, columns=columns, matrix=matrix, implicit=True)
 
+    def _encoded(self, features: Any, side: str) -> None:
+        if features is not None:
+            raise ValueError(
+                f"models of observed pairs take {side}_features in fit; fit them again to describe "
+                f"other {side}s"
+            )
+
     def _columns_of(self, X: Any, n: int = 2) -> list[Any] | None:
         if self.frame_ is not None and frame_kind(X) is not None:
             given = set(map(str, names_of(X)))

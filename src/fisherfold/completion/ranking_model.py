@@ -379,7 +379,9 @@ class ScorerRanking:
         return found if self.columns is None else found[:, self.columns]
 
 
-def with_new_rows(model: RankingModel, count: int, entries: Triplets) -> RankingModel:
+def with_new_rows(
+    model: RankingModel, count: int, entries: Triplets, features: None = None
+) -> RankingModel:
     """A model of new rows, numbered from 0, and the same columns."""
     seen = TrainingRatings.of(entries, count)
     return replace(model, posterior=model.scorer.of_rows(seen), seen=seen)

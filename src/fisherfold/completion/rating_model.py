@@ -87,23 +87,33 @@ class RatingModel(RegressorMixin, CompletionBase):  # type: ignore[misc]
         """The standard deviation of an ordinary value around its prediction."""
         return float(self._fitted().scale * self.model_.posterior.noise_precision**-0.5)
 
-    def predict_proba(self, X: Any, *, time: Any = None) -> Floats:
+    def predict_proba(
+        self, X: Any, *, time: Any = None, row_features: Any = None, column_features: Any = None
+    ) -> Floats:
         """The probability of each category, for ``likelihood="ordered"`` or ``"binary"``.
 
         Args:
             X: (n, 2) row and column ids.
             time: as for ``predict``.
+            row_features: as for ``predict``.
+            column_features: as for ``predict``.
 
         Returns:
             One row per pair, one column per entry of ``categories_``.
         """
         if self._fitted().posterior.ordinal is None:
             raise ValueError("predict_proba needs likelihood='ordered' or 'binary'")
-        pairs = self._pairs(X, time)
+        pairs = self._knowing(row_features, column_features)._pairs(X, time)
         return self._hide_unseen(pairs, pairs.probabilities())
 
     def predict_interval(
-        self, X: Any, coverage: float = 0.9, *, time: Any = None
+        self,
+        X: Any,
+        coverage: float = 0.9,
+        *,
+        time: Any = None,
+        row_features: Any = None,
+        column_features: Any = None,
     ) -> tuple[Floats, Floats]:
         """Intervals that hold a new value with a given probability, within the range or the steps of the scale.
 
@@ -111,6 +121,8 @@ class RatingModel(RegressorMixin, CompletionBase):  # type: ignore[misc]
             X: (n, 2) row and column ids.
             coverage: the probability, between 0 and 1.
             time: as for ``predict``.
+            row_features: as for ``predict``.
+            column_features: as for ``predict``.
 
         Returns:
             Lower and upper ends.
@@ -119,11 +131,11 @@ class RatingModel(RegressorMixin, CompletionBase):  # type: ignore[misc]
         if not 0 < coverage < 1:
             raise ValueError(f"coverage must lie between 0 and 1, got {coverage!r}")
         self._check_error_bars("predict_interval")
-        pairs = self._pairs(X, time)
+        pairs = self._knowing(row_features, column_features)._pairs(X, time)
         low, high = pairs.intervals(coverage, clip=self.clip)
         return self._hide_unseen(pairs, low), self._hide_unseen(pairs, high)
 
-    def explain(self, row: Any, column: Any, k: int | None = 10) -> Any:
+    def explain(self, row: Any, column: Any, k: int | None = 10, *, features: Any = None) -> Any:
         """The ratings of a row that moved one of its predictions most, for ``likelihood="gaussian"``.
 
         Given the columns, a prediction is linear in the ratings of the row: the share of each is how
@@ -135,6 +147,7 @@ class RatingModel(RegressorMixin, CompletionBase):  # type: ignore[misc]
             row: a row id of the fit, or ``{column id: value}`` of a new row.
             column: the id of the column that is predicted.
             k: how many ratings; None for all.
+            features: of a new row, ``{name: value}``, as for ``recommend_new``.
 
         Returns:
             A data frame, largest share first: column id, ``value`` of the rating and its ``share``
@@ -143,7 +156,7 @@ class RatingModel(RegressorMixin, CompletionBase):  # type: ignore[misc]
         Raises:
             ValueError: if an id was not seen in the fit, or the model is not a Gaussian one.
         """
-        found = self._explanation(row, column)
+        found = self._explanation(row, column, features)
         k = len(found.shares) if k is None else validation.integer(1)("k", k)
         best = np.argsort(-np.abs(found.shares), kind="stable")[:k]
         ids = self.model_.column_ids.decode(found.columns[best])
@@ -152,14 +165,17 @@ class RatingModel(RegressorMixin, CompletionBase):  # type: ignore[misc]
         same = {name: np.full(len(best), each) for name, each in whole.items()}
         return self._output({self.names_[1]: ids} | parts | same)
 
-    def _explanation(self, row: Any, column: Any) -> Explanation:
+    def _explanation(self, row: Any, column: Any, features: Any) -> Explanation:
         """The parts of a prediction."""
         model = self._fitted()
         j = int(model.locate([column], "column", "error")[0])
         if not isinstance(row, Mapping):
+            if features is not None:
+                raise ValueError("features are for a new row, given as {column id: value}")
             return explain(model, int(model.locate([row], "row", "error")[0]), j)
         values = numbers(list(row.values()), "the ratings of row")
-        return explain(self._folded(None, list(row), values)[0], 0, j, fit=model)
+        folded, _, table = self._folded(None, list(row), values, features)
+        return explain(folded, 0, j, fit=model, features=table)
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """The coefficient of determination R² of predictions.
@@ -430,17 +446,6 @@ class MatrixCompletion(RatingModel):
         with threads(self.n_jobs):
             self._adopt(updated(model, entries, settings, features))
         return self
-
-    def _encoded(self, features: Any, side: str) -> FeatureColumns | None:
-        """Features as those of the fit were encoded."""
-        if features is None:
-            return None
-        k = ("row", "column").index(side)
-        if (encoder := self.model_.encoders[k]) is None:
-            raise ValueError(
-                f"this model was fitted without {side}_features: fit it with features to use them"
-            )
-        return encoder.encode(features, side, self.names_[k])
 
     def fit_share(
         self,

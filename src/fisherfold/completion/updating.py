@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fisherfold.completion.entries import Entries
 from fisherfold.completion.events import Events
@@ -43,8 +44,10 @@ _REFINE = 0.05
 _START_ANEW = 0.5
 
 
-def with_new_rows(model: CompletionModel, count: int, entries: Triplets) -> CompletionModel:
-    """A model of new rows, numbered from 0, and the same columns, which do not move."""
+def with_new_rows(
+    model: CompletionModel, count: int, entries: Triplets, features: Tensor | None = None
+) -> CompletionModel:
+    """A model of new rows, numbered from 0, with or without features; the columns do not move."""
     seen = TrainingRatings.of(entries, count)
     _check_categories(model, entries.values)
     _check_reach(model, entries.values)
@@ -54,11 +57,47 @@ def with_new_rows(model: CompletionModel, count: int, entries: Triplets) -> Comp
     if known.rows.set_effects is not None:
         side.set_effects = replace(known.rows.set_effects, sums=torch.zeros_like(side.mean))
     posterior = replace(known, rows=side, columns=others)
+    if features is not None and known.rows.features is not None:
+        side.features = replace(known.rows.features, table=features.to(side.mean))
+        side.mean = side.mean + side.features.shift()
     if len(entries):
         update_batch(posterior, _batch(model, entries), move=(True, False), new_rows=True)
     empty, unknown = side.counts == 0, known.rows.unknown_member()
     side.mean[empty], side.covariance[empty] = unknown.mean, unknown.covariance
-    return model.with_rows(replace(side, set_effects=None), seen)
+    if features is not None:
+        described = known.rows.described(side.features.table[empty])  # type: ignore[union-attr]
+        side.mean[empty], side.covariance[empty] = described.mean, described.covariance
+    return model.with_rows(replace(side, set_effects=None, features=None), seen)
+
+
+def with_described(
+    model: CompletionModel, features: tuple[FeatureColumns | None, FeatureColumns | None]
+) -> CompletionModel:
+    """A model that also knows members of which there are only features; all others stay."""
+    ids = copy.copy(model.row_ids), copy.copy(model.column_ids)
+    known = [(side, side.unknown_member()) for side in model.sides]
+    rows, columns = (replace(side) for side in model.sides)
+    for side, other, index, given, name in (
+        (rows, columns, ids[0], features[0], "row"),
+        (columns, rows, ids[1], features[1], "column"),
+    ):
+        if given is None:
+            continue
+        n = len(index)
+        extend_ids(index, given.ids, name)
+        codes = index.encode(given.ids)
+        table = np.zeros((len(index) - n, given.table.shape[1]))
+        table[codes[codes >= n] - n] = given.table[codes >= n]
+        append_members(side, other, len(table), torch.from_numpy(table).to(side.mean))
+    for side, (old, unknown) in zip((rows, columns), known, strict=True):
+        # the members with ratings are the same, and so is what was derived from them
+        side.remember(unknown, None if old.features is None else old.cold_start())
+    seen = model.seen
+    if seen is not None:
+        ends = np.full(len(ids[0]) - len(model.row_ids), seen.offsets[-1])
+        seen = replace(seen, offsets=np.concatenate([seen.offsets, ends]))
+    posterior = replace(model.posterior, rows=rows, columns=columns)
+    return replace(model, row_ids=ids[0], column_ids=ids[1], posterior=posterior, seen=seen)
 
 
 def updated(

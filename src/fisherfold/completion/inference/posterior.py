@@ -299,6 +299,10 @@ class Side:
         """Forget what was derived from the members, because they have changed."""
         self._unknown = self._cold_start = None
 
+    def remember(self, unknown: Side, cold_start: ColdStartRegression | None) -> None:
+        """Take over what was derived from the same members with ratings."""
+        self._unknown, self._cold_start = unknown, cold_start
+
     def _any_member(self) -> Side:
         unknown, rated = self.prior_members(), self.counts > 0
         if (self.set_effects is None and self.features is None) or not bool(rated.any()):
