@@ -201,7 +201,7 @@ def test_features_of_ids_that_were_not_in_the_fit(ratings, tmp_path):
 
 
 def test_explain(model):
-    found = json.loads(call("explain", model, "u3", 7, "-k", 2, "--json"))["why 7 for u3"]
+    found = json.loads(call("explain", model, "u3", 7, "-k", 2, "--json"))["explanation"]
     assert found == MatrixCompletion.load(model).explain("u3", 7, 2).to_dicts()
 
 

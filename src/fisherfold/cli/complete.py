@@ -487,7 +487,7 @@ def explain(
     if not hasattr(model, "explain"):
         raise ValueError("explain is for models of ratings; this one is of observed pairs")
     found = model.explain(row, column, k)
-    _show(voice, found, output, f"Why {column} for {row}")
+    _show(voice, found, output, "Explanation")
 
 
 @command(app, examples=["fisherfold complete update model/ new.csv"])
