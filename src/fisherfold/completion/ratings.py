@@ -14,6 +14,7 @@ of the other side.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -142,7 +143,8 @@ def _mean(entries: Triplets, first: Triplets, heads: Array, sizes: Array) -> Tri
     """Weighted means of runs of entries, with all that the likelihood needs of them."""
     amounts = entries._default("amounts") if entries.amounts is None else entries.amounts
     weights = amounts if entries.weights is None else entries.weights
-    unit = float(np.abs(entries.values).max()) or 1.0  # sums and squares stay in range
+    # sums and squares stay in range; a power of two divides without rounding
+    unit = 2.0 ** (math.frexp(float(np.abs(entries.values).max()))[1] - 1)
     total = np.add.reduceat(weights, heads)
     mean = np.add.reduceat(weights * (entries.values / unit), heads) / total
     off = entries.values / unit - np.repeat(mean, sizes)
