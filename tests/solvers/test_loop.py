@@ -682,7 +682,11 @@ def test_a_checkpoint_of_a_larger_product_is_refused(tasks, tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"method": "newton"}, ValueError, r"method must be one of \['lbfgs', .*\], got 'newton'"),
+        (
+            {"method": "newton"},
+            ValueError,
+            r"method must be 'auto' or one of \['lbfgs', .*\], got 'newton'",
+        ),
         ({"checkpoint": 3}, TypeError, "checkpoint must be a path or None, got 3"),
         ({"max_iter": -1}, ValueError, "max_iter must be at least 0, got -1"),
         ({"max_iter": 2.5}, TypeError, "max_iter must be a whole number, got 2.5"),
