@@ -258,3 +258,17 @@ def test_buffers_and_the_function_are_not_touched_at_construction():
     before = {n: t.clone() for n, t in net.state_dict().items()}
     SphereOptimizer(net)
     assert all(torch.equal(t, before[n]) for n, t in net.state_dict().items())
+
+
+def test_momenta_of_one_shape_stay_in_one_stack():
+    net = nn.Sequential(*(nn.Linear(6, 6) for _ in range(3)), nn.Linear(6, 3))
+    optimizer = SphereOptimizer(net)
+    places = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        net(torch.randn(8, 6)).square().mean().backward()
+        optimizer.step()
+        momenta = [optimizer.state[net[i].weight]["momentum"] for i in range(3)]
+        places.append([m.data_ptr() for m in momenta])
+        assert momenta[0]._base is momenta[2]._base
+    assert places[1] == places[2]
