@@ -529,7 +529,29 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
             The fitted estimator, of the class that was saved.
         """
         arrays, meta = load_folder(path, KIND, version=VERSION)
-        with sound(model_file(path), KIND):
+        return cls.restore(arrays, meta, source=model_file(path), device=device)
+
+    @classmethod
+    def restore(
+        cls,
+        arrays: Mapping[str, Any],
+        meta: Mapping[str, Any],
+        *,
+        source: str | os.PathLike[str],
+        device: str | None = None,
+    ) -> Any:
+        """Put an estimator together from what its file holds.
+
+        Args:
+            arrays: tensors by name.
+            meta: what the file keeps beside them.
+            source: the file, for messages.
+            device: where the model is to compute.
+
+        Returns:
+            The fitted estimator, of the class that was saved.
+        """
+        with sound(source, KIND):
             made = _class_named(meta.get("estimator"))
             model = made._unpack(arrays, meta, str(validation.torch_device()("device", device)))
             params = validation.loaded_parameters(meta.get("params"), made._checks)

@@ -1,0 +1,190 @@
+"""What stands between the world and the model: token, sizes, a queue, time, counts and log lines."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from prometheus_client import Counter, Gauge, Histogram
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+# Paths that need no token: those that tell whether the service lives, and the page, which asks for one.
+OPEN = frozenset({"/", "/health", "/ready", "/page.js", "/page.css"})
+BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+REQUESTS = Counter("fisherfold_requests", "Requests by path and status.", ["path", "status"])
+LATENCY = Histogram(
+    "fisherfold_request_seconds", "Seconds of a request.", ["path"], buckets=BUCKETS
+)
+MODEL = Gauge(
+    "fisherfold_model_info",
+    "1 for the version of the model that answers.",
+    ["version"],
+    multiprocess_mode="livemax",
+)
+RELOADS = Counter("fisherfold_reloads", "Changes of the model folder by outcome.", ["outcome"])
+
+logger = logging.getLogger("fisherfold.serve")
+
+
+class JsonLines(logging.Formatter):
+    """A line of JSON for each record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {"time": round(record.created, 3), "level": record.levelname.lower()}
+        line["message"] = record.getMessage()
+        line |= getattr(record, "fields", {})
+        if record.exc_info:
+            line["trace"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def log_as_json() -> None:
+    """Write the log of the service and of its server to standard error, a line of JSON each."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    for name in ("fisherfold.serve", "uvicorn", "uvicorn.error"):
+        named = logging.getLogger(name)
+        named.handlers = [handler]
+        named.setLevel(logging.INFO)
+        named.propagate = False
+
+
+def refuse(status: int, detail: str, **headers: str) -> JSONResponse:
+    """An answer that says what was wrong."""
+    return JSONResponse({"detail": detail}, status, headers)
+
+
+class Gate:
+    """Middleware that admits requests: token, length of the body, number at a time; counts and logs each.
+
+    Args:
+        app: the application behind it.
+        paths: the known paths; others are counted as one.
+        token: what callers must show, or None.
+        body_limit: bytes of a body.
+        queue_limit: requests at a time.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        paths: frozenset[str],
+        token: str | None,
+        body_limit: int,
+        queue_limit: int,
+    ) -> None:
+        self.app = app
+        self.paths = paths
+        self.token = token
+        self.body_limit = body_limit
+        self.queue_limit = queue_limit
+        self.running = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began = time.perf_counter()
+        status = 500
+
+        async def send_counted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        self.running += 1
+        try:
+            refusal = self._refusal(scope)
+            if refusal is not None:
+                await refusal(scope, receive, send_counted)
+            else:
+                await self._admit(scope, receive, send_counted)
+        finally:
+            self.running -= 1
+            self._count(scope, status, time.perf_counter() - began)
+
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await self._read(receive)
+        if body is None:
+            await refuse(413, self._too_long())(scope, receive, send)
+            return
+        await self.app(scope, _replay(body, receive), send)
+
+    async def _read(self, receive: Receive) -> bytes | None:
+        """The body, or None if it is too long; chunks without a length are counted as they come."""
+        parts = []
+        size = 0
+        while True:
+            message = await receive()
+            part = message.get("body", b"")
+            size += len(part)
+            if size > self.body_limit:
+                return None
+            parts.append(part)
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    def _refusal(self, scope: Scope) -> JSONResponse | None:
+        path = scope["path"]
+        headers = dict(scope["headers"])
+        if path not in OPEN:
+            if not self._knows(headers.get(b"authorization", b"")):
+                return refuse(
+                    401,
+                    "the token is missing or wrong: send the header 'Authorization: Bearer TOKEN'",
+                    **{"WWW-Authenticate": "Bearer"},
+                )
+            if self.running > self.queue_limit and path != "/metrics":
+                return refuse(
+                    429,
+                    f"{self.queue_limit} requests are under way already, try again later",
+                    **{"Retry-After": "1"},
+                )
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or int(length) > self.body_limit:
+            return refuse(413, self._too_long())
+        return None
+
+    def _too_long(self) -> str:
+        return f"a body may have at most {self.body_limit:,} bytes"
+
+    def _knows(self, given: bytes) -> bool:
+        if self.token is None:
+            return True
+        return secrets.compare_digest(given, f"Bearer {self.token}".encode())
+
+    def _count(self, scope: Scope, status: int, seconds: float) -> None:
+        path = scope["path"] if scope["path"] in self.paths else "other"
+        REQUESTS.labels(path, str(status)).inc()
+        LATENCY.labels(path).observe(seconds)
+        fields: dict[str, Any] = {
+            "method": scope["method"],
+            "path": path,
+            "status": status,
+            "ms": round(1000 * seconds, 2),
+        }
+        fields |= scope.get("state", {}).get("log", {})
+        logger.info("request", extra={"fields": fields})
+
+
+def _replay(body: bytes, receive: Receive) -> Callable[[], Awaitable[Message]]:
+    """A body that has been read, followed by what the connection says next."""
+    sent = False
+
+    async def again() -> Message:
+        nonlocal sent
+        if sent:
+            return await receive()
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again
