@@ -13,10 +13,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
-# the package with its plots is enough for the demo; the tools come with the tests
+# the package with its plots and its service is enough for the demo; the tools come with the tests
 $(VENV)/.runtime: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints.txt -e '.[plots]'
+	$(BIN)/pip install -q -c constraints.txt -e '.[plots,serve]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime
@@ -85,8 +85,8 @@ wheel: $(VENV)/.dev ## build the wheel, install it elsewhere and test what was i
 lowest: ## the tests with the lowest versions that pyproject.toml admits (tried with Python 3.11; not part of make test)
 	$(PYTHON) -m venv --clear $(LOWEST)
 	grep -oE '"(pandas|pyarrow)>=[0-9.]+"' pyproject.toml | tr -d '",' | sed 's/>=/==/' > $(LOWEST)/lowest.txt
-	(sed -n '/^dependencies/,/^]/p' pyproject.toml; grep -E '^(plots|download) =' pyproject.toml) | grep -oE '[a-z_-]+>=[0-9.]+' | sed 's/>=/==/' >> $(LOWEST)/lowest.txt
-	$(LOWEST)/bin/pip install -q -c $(LOWEST)/lowest.txt -e '.[plots,download]' pytest pytest-xdist hypothesis pandas pyarrow 'pyparsing<3.3'
+	(sed -n '/^dependencies/,/^]/p' pyproject.toml; grep -E '^(plots|download|serve) =' pyproject.toml) | grep -oE '[a-z_-]+>=[0-9.]+' | sed 's/>=/==/' >> $(LOWEST)/lowest.txt
+	$(LOWEST)/bin/pip install -q -c $(LOWEST)/lowest.txt -e '.[plots,download,serve]' httpx pytest pytest-xdist hypothesis pandas pyarrow 'pyparsing<3.3'
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -q -n $(JOBS) --dist worksteal $(OLD)
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -q --doctest-modules src/fisherfold --ignore src/fisherfold/manifolds/adapter.py $(OLD)
 

@@ -43,6 +43,7 @@ CLI = "sys.argv[1:] = {}; from fisherfold.cli import main; main()"
         (["demo"], "plots"),
         (["reproduce", "school", "--quick"], "plots"),
         (["datasets", "fetch", "movielens1m", "--yes"], "download"),
+        (["serve", "model"], "serve"),
     ],
 )
 def test_a_command_names_the_extra_that_it_needs(without, words, extra):

@@ -5,7 +5,13 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 # the extra of fisherfold that brings each package
-EXTRAS = {"matplotlib": "plots", "pooch": "download"}
+EXTRAS = {
+    "matplotlib": "plots",
+    "pooch": "download",
+    "fastapi": "serve",
+    "uvicorn": "serve",
+    "prometheus_client": "serve",
+}
 
 
 def need(package: str) -> None:

@@ -416,6 +416,7 @@ def workplace(school, monkeypatch):
 
 # what to type after the name of each command, and the exit code; a new command needs its line here
 RUNS = {
+    "fisherfold serve": ("missing", 2),
     "fisherfold demo": ("--data nowhere", 2),
     "fisherfold info": ("", 0),
     "fisherfold datasets list": ("", 0),

@@ -29,6 +29,7 @@ from fisherfold.cli.common import (
 )
 from fisherfold.cli.demo import demo
 from fisherfold.cli.info import info
+from fisherfold.cli.serve import serve
 
 _CLOSED = "standard output is closed, and the result would be lost; redirect it, as in > /dev/null"
 
@@ -41,6 +42,10 @@ app = group(
 )
 command(app, examples=["fisherfold demo", "fisherfold demo --output pictures --seed 1"])(demo)
 command(app, examples=["fisherfold info", "fisherfold info --json"])(info)
+command(
+    app,
+    examples=["fisherfold serve model/", "fisherfold serve model/ --titles films.csv --workers 2"],
+)(serve)
 app.add_typer(complete.app, name="complete")
 app.add_typer(subspace.app, name="subspace")
 app.add_typer(reproduce.app, name="reproduce")

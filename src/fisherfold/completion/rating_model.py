@@ -26,6 +26,7 @@ from fisherfold.completion.explain import Explanation, explain
 from fisherfold.completion.inference.features import FeatureColumns, encode_features
 from fisherfold.completion.inference.likelihoods import LIKELIHOODS
 from fisherfold.completion.inference.rank import USUAL_RANK
+from fisherfold.completion.model import Pairs
 from fisherfold.completion.ratings import RULES, Triplets, places
 from fisherfold.completion.training import (
     SOLVERS,
@@ -128,10 +129,32 @@ class RatingModel(RegressorMixin, CompletionBase):  # type: ignore[misc]
             Lower and upper ends.
         """
         self._fitted()
+        pairs = self._knowing(row_features, column_features)._pairs(X, time)
+        return self._intervals(pairs, coverage)
+
+    def predict_new_interval(
+        self, rated: Any, values: Any, wanted: Any, coverage: float = 0.9
+    ) -> tuple[Floats, Floats]:
+        """Intervals that hold new values of a new row with a given probability.
+
+        Args:
+            rated: the ids of the columns in which the row has values, as for ``predict_new``.
+            values: these values.
+            wanted: the ids of the columns whose intervals are wanted.
+            coverage: the probability, between 0 and 1.
+
+        Returns:
+            Lower and upper ends, as of ``predict_interval``.
+        """
+        self._fitted()
+        model, _ = self._folded(None, rated, numbers(values, "values"))
+        j = self._locate(wanted, "column")
+        return self._intervals(model.pairs(np.zeros_like(j), j), coverage)
+
+    def _intervals(self, pairs: Pairs, coverage: float) -> tuple[Floats, Floats]:
         if not 0 < coverage < 1:
             raise ValueError(f"coverage must lie between 0 and 1, got {coverage!r}")
         self._check_error_bars("predict_interval")
-        pairs = self._knowing(row_features, column_features)._pairs(X, time)
         low, high = pairs.intervals(coverage, clip=self.clip)
         return self._hide_unseen(pairs, low), self._hide_unseen(pairs, high)
 

@@ -1,7 +1,8 @@
-"""What stands between the world and the model: token, sizes, a queue, time, counts and log lines."""
+"""What stands between the world and the model: token, sizes, a queue, counts and log lines."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import secrets
@@ -10,23 +11,18 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter, Histogram
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-# Paths that need no token: those that tell whether the service lives, and the page, which asks for one.
-OPEN = frozenset({"/", "/health", "/ready", "/page.js", "/page.css"})
+# Paths that need no token: whether the service lives, what it offers, and the page, which asks
+# for one.
+OPEN = frozenset({"/", "/health", "/ready", "/page.js", "/page.css", "/openapi.json"})
 BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 REQUESTS = Counter("fisherfold_requests", "Requests by path and status.", ["path", "status"])
 LATENCY = Histogram(
     "fisherfold_request_seconds", "Seconds of a request.", ["path"], buckets=BUCKETS
-)
-MODEL = Gauge(
-    "fisherfold_model_info",
-    "1 for the version of the model that answers.",
-    ["version"],
-    multiprocess_mode="livemax",
 )
 RELOADS = Counter("fisherfold_reloads", "Changes of the model folder by outcome.", ["outcome"])
 
@@ -37,6 +33,7 @@ class JsonLines(logging.Formatter):
     """A line of JSON for each record."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """Give the line."""
         line = {"time": round(record.created, 3), "level": record.levelname.lower()}
         line["message"] = record.getMessage()
         line |= getattr(record, "fields", {})
@@ -62,7 +59,7 @@ def refuse(status: int, detail: str, **headers: str) -> JSONResponse:
 
 
 class Gate:
-    """Middleware that admits requests: token, length of the body, number at a time; counts and logs each.
+    """Middleware that admits requests by token, length and number, and counts and logs them.
 
     Args:
         app: the application behind it.
@@ -70,6 +67,7 @@ class Gate:
         token: what callers must show, or None.
         body_limit: bytes of a body.
         queue_limit: requests at a time.
+        time_limit: seconds in which a body must have come.
     """
 
     def __init__(
@@ -80,15 +78,18 @@ class Gate:
         token: str | None,
         body_limit: int,
         queue_limit: int,
+        time_limit: float,
     ) -> None:
         self.app = app
         self.paths = paths
         self.token = token
         self.body_limit = body_limit
         self.queue_limit = queue_limit
+        self.time_limit = time_limit
         self.running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Admit or refuse a request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -113,11 +114,18 @@ class Gate:
             self._count(scope, status, time.perf_counter() - began)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await self._read(receive)
-        if body is None:
-            await refuse(413, self._too_long())(scope, receive, send)
-            return
-        await self.app(scope, _replay(body, receive), send)
+        try:
+            body = await asyncio.wait_for(self._read(receive), self.time_limit)
+        except asyncio.TimeoutError:
+            detail = f"the body did not come within {self.time_limit:g} s"
+            await refuse(408, detail, Connection="close")(scope, receive, send)
+        except ConnectionError:
+            return  # the caller has gone
+        else:
+            if body is None:
+                await refuse(413, self._too_long())(scope, receive, send)
+            else:
+                await self.app(scope, _replay(body, receive), send)
 
     async def _read(self, receive: Receive) -> bytes | None:
         """The body, or None if it is too long; chunks without a length are counted as they come."""
@@ -125,6 +133,8 @@ class Gate:
         size = 0
         while True:
             message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ConnectionError
             part = message.get("body", b"")
             size += len(part)
             if size > self.body_limit:

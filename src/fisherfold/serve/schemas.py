@@ -1,15 +1,17 @@
-"""Requests and answers of the service: what OpenAPI describes, and the limits of a single request."""
+"""Requests and answers of the service, as OpenAPI describes them, and limits of a request."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 # Largest numbers of ids, pairs and places in a list of one request.
 MOST_IDS = 1_000
 MOST_PAIRS = 10_000
 MOST_PLACES = 1_000
+# Largest number of places in the lists of one request together.
+MOST_ANSWERS = 50_000
 
 Id = int | str
 Ids = Annotated[list[Id], Field(min_length=1, max_length=MOST_IDS)]
@@ -63,6 +65,10 @@ class Recommend(Choice):
 
     ids: Ids
 
+    @model_validator(mode="after")
+    def _bounded(self) -> Recommend:
+        return _bounded(self)
+
 
 class RecommendNew(Choice):
     """A new row that wants a list, from a few of its ratings."""
@@ -78,6 +84,20 @@ class Similar(Request):
     ids: Ids
     k: Places = 10
     of: Literal["columns", "rows"] = "columns"
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Similar:
+        return _bounded(self)
+
+
+def _bounded(asked: Any) -> Any:
+    """Raise if the lists of a request are too long together."""
+    if len(asked.ids) * asked.k > MOST_ANSWERS:
+        raise ValueError(
+            f"{len(asked.ids)} ids with k = {asked.k} are more than {MOST_ANSWERS:,} places "
+            "together: ask for less at a time"
+        )
+    return asked
 
 
 class Explain(Request):
@@ -117,6 +137,7 @@ class Table(BaseModel):
 
     rows: list[dict[str, Any]]
     version: str
+    warnings: list[str] = []
 
 
 class Predictions(BaseModel):
@@ -124,6 +145,29 @@ class Predictions(BaseModel):
 
     predictions: list[Prediction]
     version: str
+    warnings: list[str] = []
+
+
+class Title(BaseModel):
+    """A column and what people call it."""
+
+    id: Id
+    title: str
+
+
+class Found(BaseModel):
+    """Columns that were searched for, the best first."""
+
+    found: list[Title]
+    warnings: list[str] = []
+
+
+class Updated(BaseModel):
+    """How many events were read, and the version that has them."""
+
+    events: int
+    version: str
+    warnings: list[str] = []
 
 
 class Problem(BaseModel):

@@ -1,4 +1,4 @@
-"""What the service is told, in one object that travels to its workers through an environment variable."""
+"""What the service is told, in one object that reaches its workers through the environment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 # Holds the settings as JSON for the worker processes; the token has a variable of its own.
 SETTINGS = "FISHERFOLD_SERVE"
-TOKEN = "FISHERFOLD_TOKEN"
+TOKEN = "FISHERFOLD_TOKEN"  # noqa: S105
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Settings:
     """
 
     model: str
-    scratch: str
+    scratch: str = ""
     titles: str | None = None
     updates: bool = False
     reload_seconds: float = 2.0

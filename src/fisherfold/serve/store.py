@@ -1,21 +1,23 @@
-"""The model that answers: mapped into memory once for all workers, exchanged when its folder is replaced.
+"""The model that answers: mapped into memory once for all workers, exchanged with its folder.
 
-A new version is loaded beside the old one, checked as a whole, and then takes its place: a request keeps the model it
-began with. A version that cannot be loaded is refused, once, and the old one stays.
+A new version is loaded beside the old one, checked as a whole, and then takes its place: a request
+keeps the model it began with. A version that cannot be loaded is refused, once, and the old one
+stays.
 
-Loading checks sums and numbers and takes time and memory, so one worker does it for all: it writes the arrays, each
-at a multiple of 64 bytes, into a file of the scratch folder, which the workers map. The pages of a mapped file exist
-once in memory, however many processes read them.
+Loading checks sums and numbers and takes time and memory, so one process does it for all: it
+writes the arrays, each at a multiple of 64 bytes, into a file of the scratch folder, which the
+workers map. The pages of a mapped file exist once in memory, however many processes read them.
 """
 
 from __future__ import annotations
 
+import copy
 import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,8 @@ from fisherfold.tables.folders import load_folder, model_file
 ALIGNMENT = 64
 # Times that a folder is read again that was replaced while it was read.
 TRIES = 5
+# Bytes that are read at a time for a checksum.
+CHUNK = 1 << 20
 Signature = tuple[int, int, int]
 
 
@@ -41,6 +45,16 @@ class Version:
 
     model: Any
     name: str
+
+
+@dataclass(frozen=True)
+class Event:
+    """A new rating, with the key that makes its delivery idempotent."""
+
+    row: Any
+    column: Any
+    value: float
+    key: str
 
 
 class ModelStore:
@@ -59,7 +73,8 @@ class ModelStore:
         self.folder = folder
         self.scratch = scratch
         self.refused = ""
-        self._signature: Signature | None = None
+        self._tried: Signature | None = None
+        self._changing = threading.Lock()
         self.current = self._load()
 
     def refresh(self) -> bool:
@@ -68,13 +83,15 @@ class ModelStore:
         Returns:
             Whether the model was exchanged.
         """
+        with self._changing:
+            return self._refresh()
+
+    def _refresh(self) -> bool:
         try:
-            if _signature(self.folder) == self._signature:
+            if _signature(self.folder) == self._tried:
                 return False
             version = self._load()
         except (OSError, ValueError) as error:
-            with suppress(OSError):
-                self._signature = _signature(self.folder)
             self.refused = str(error)
             return False
         changed = version.name != self.current.name
@@ -82,39 +99,75 @@ class ModelStore:
         self.refused = ""
         return changed
 
-    def replace(self, model: Any) -> Version:
-        """Save a model in the folder and answer with it; used by updates, of which one runs at a time."""
-        model.save(self.folder)
-        self.current = self._load()
-        return self.current
+    def update(self, events: Sequence[Event]) -> Version:
+        """Take new ratings into a copy of the model, save the copy and answer with it.
+
+        Args:
+            events: the ratings; what was delivered before, by its key, is left out.
+
+        Returns:
+            The version that answers from now on.
+
+        Raises:
+            ValueError: if the model cannot take them; nothing is changed then.
+        """
+        with self._changing:
+            self._refresh()
+            if self.refused:
+                raise ValueError(f"the model folder cannot be read: {self.refused}")
+            model = copy.copy(self.current.model)
+            _check_keys(model)
+            pairs = [(event.row, event.column) for event in events]
+            values = [event.value for event in events]
+            model.partial_fit(pairs, values, ids=[event.key for event in events])
+            model.save(self.folder)
+            self.current = self._load()
+            return self.current
 
     def _load(self) -> Version:
         for _ in range(TRIES):
-            signature = _signature(self.folder)
+            before = _signature(self.folder)
+            self._tried = before
             name = _checksum(model_file(self.folder))
-            arrays, meta = self._mapped(name)
-            if _signature(self.folder) == signature:
-                break
-        self._signature = signature
-        model = CompletionBase.restore(arrays, meta, source=model_file(self.folder))
-        return Version(model, name)
+            found = self._mapped(name, before)
+            if found is not None:
+                arrays, meta = found
+                source = model_file(self.folder)
+                return Version(CompletionBase.restore(arrays, meta, source=source), name)
+        self._tried = None
+        raise OSError(f"{self.folder} is replaced faster than it can be read")
 
-    def _mapped(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The arrays of a version, written for all workers by the first that needs them."""
+    def _mapped(
+        self, name: str, before: Signature
+    ) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """The arrays of a version, written for all by who needs them first; None if it has gone."""
         path = self.scratch / f"{name}.arrays"
         with (self.scratch / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():
                 arrays, meta = load_folder(self.folder, KIND, version=VERSION)
+                if _signature(self.folder) != before:
+                    return None
+                CompletionBase.restore(arrays, meta, source=model_file(self.folder))
                 write_arrays(path, arrays, meta)
                 self._forget_others(path)
-        return map_arrays(path)
+            # mapped before the next worker may remove the file
+            return map_arrays(path)
 
     def _forget_others(self, kept: Path) -> None:
         """Remove the files of earlier versions; processes that still map them keep their pages."""
         for path in self.scratch.glob("*.arrays"):
             if path != kept:
                 path.unlink(missing_ok=True)
+
+
+def _check_keys(model: Any) -> None:
+    """Raise if a model cannot tell events that it has had from new ones."""
+    if not hasattr(model, "predict_interval"):
+        raise ValueError(
+            f"{type(model).__name__} keeps no keys of events and takes no updates here: fit it "
+            "again and replace its folder"
+        )
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
@@ -153,9 +206,16 @@ def map_arrays(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def _signature(folder: Path) -> Signature:
     """What changes when the model file is replaced."""
-    found = os.stat(model_file(folder))
+    try:
+        found = os.stat(model_file(folder))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no model in the folder {folder}") from None
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _checksum(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()[:12]

@@ -34,9 +34,9 @@ class Titles:
         return cls({str(key): str(title) for key, title in zip(ids, titles, strict=True)})
 
     def search(self, words: str, k: int, model: Any) -> list[tuple[Any, str]]:
-        """Ids of the model and titles that contain all words; titles that begin with them come first."""
+        """Ids and titles that contain all words; those that begin with them come first."""
         wanted = words.casefold().split()
-        known = {str(column): column for column in model.column_ids_}
+        known = {str(column): column for column in model.column_ids_.tolist()}
         pairs = self._folded or [(key, key, key.casefold()) for key in known]
         found = [
             (not folded.startswith(words.casefold().strip()), len(title), known[key], title)
