@@ -7,8 +7,9 @@ import shutil
 import time
 
 import numpy as np
+import polars as pl
 import pytest
-from served import fitted
+from served import fitted, ratings
 
 from fisherfold.completion import MatrixCompletion
 from fisherfold.serve.store import ModelStore, map_arrays, write_arrays
@@ -58,6 +59,28 @@ def test_lists_of_new_rows_have_the_intervals_of_ratings_to_come(client, model):
     np.testing.assert_allclose(high, np.clip(mean + half, 1, 5))
 
 
+def test_lists_leave_out_what_they_shall(client, model):
+    left_out = model.recommend(3, 3)["film"].to_list()
+    found = client.post("/recommend", json={"ids": [3], "k": 3, "exclude": left_out})
+    assert lists(found) == rows_of(model.recommend(3, 3, exclude=left_out))
+    new = client.post("/recommend_new", json={"ratings": BODY, "k": 3, "exclude": left_out})
+    assert lists(new) == rows_of(model.recommend_new(RATED, 3, exclude=left_out))
+
+
+def test_features_of_new_rows_are_taken(client_of, tmp_path):
+    frame = ratings()
+    ages = {"person": list(range(60)), "age": [20.0 + each % 7 for each in range(60)]}
+    model = MatrixCompletion(2).fit(frame, row_features=pl.DataFrame(ages))
+    model.save(tmp_path / "aged")
+    body = {"ratings": BODY, "features": {"age": 25}, "k": 4}
+    found = client_of(tmp_path / "aged").post("/recommend_new", json=body)
+    assert lists(found) == rows_of(model.recommend_new(RATED, 4, features={"age": 25}))
+    assert all(row["low"] <= row["prediction"] <= row["high"] for row in found.json()["rows"])
+    other = client_of(tmp_path / "aged").post("/recommend_new", json=body | {"features": {"x": 1}})
+    assert other.status_code == 422
+    assert "age" in other.json()["detail"]
+
+
 @pytest.mark.parametrize("of", ["columns", "rows"])
 def test_what_is_similar_is_the_library_s(client, model, of):
     ids = ["f1", "f2"] if of == "columns" else [1, 2]
@@ -65,7 +88,6 @@ def test_what_is_similar_is_the_library_s(client, model, of):
     assert lists(found) == rows_of(model.similar(ids, 3, of=of))
 
 
-@pytest.mark.skipif(not hasattr(MatrixCompletion, "explain"), reason="the library explains not yet")
 def test_reasons_are_the_library_s(client, model):
     found = client.post("/explain", json={"row": 3, "column": "f1", "k": 3})
     assert lists(found) == rows_of(model.explain(3, "f1", 3))

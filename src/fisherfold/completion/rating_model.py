@@ -133,7 +133,7 @@ class RatingModel(RegressorMixin, CompletionBase):  # type: ignore[misc]
         return self._intervals(pairs, coverage)
 
     def predict_new_interval(
-        self, rated: Any, values: Any, wanted: Any, coverage: float = 0.9
+        self, rated: Any, values: Any, wanted: Any, coverage: float = 0.9, *, features: Any = None
     ) -> tuple[Floats, Floats]:
         """Intervals that hold new values of a new row with a given probability.
 
@@ -142,12 +142,13 @@ class RatingModel(RegressorMixin, CompletionBase):  # type: ignore[misc]
             values: these values.
             wanted: the ids of the columns whose intervals are wanted.
             coverage: the probability, between 0 and 1.
+            features: of the row, as for ``recommend_new``.
 
         Returns:
             Lower and upper ends, as of ``predict_interval``.
         """
         self._fitted()
-        model, _ = self._folded(None, rated, numbers(values, "values"))
+        model, _, _ = self._folded(None, rated, numbers(values, "values"), features)
         j = self._locate(wanted, "column")
         return self._intervals(model.pairs(np.zeros_like(j), j), coverage)
 

@@ -448,5 +448,6 @@ def _explained(version: Version, asked: s.Explain) -> Any:
     model = version.model
     if not hasattr(model, "explain"):
         raise ValueError(f"{type(model).__name__} cannot explain its predictions")
+    known = {"features": asked.features} if asked.features else {}
     who = asked.row if asked.ratings is None else _values(asked.ratings)
-    return model.explain(who, asked.column, asked.k)
+    return model.explain(who, asked.column, asked.k, **known)

@@ -107,6 +107,7 @@ class Explain(Request):
     ratings: Annotated[list[Rating], Field(max_length=MOST_PAIRS)] | None = None
     column: Id
     k: Places = 10
+    features: Features = Field({}, description="Features of the new row, if the model has some.")
 
 
 class Event(Rating):
