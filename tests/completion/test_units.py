@@ -103,7 +103,7 @@ def test_the_trace_of_a_point_fit_is_in_the_units_of_the_targets():
     np.testing.assert_allclose(small.trace_[-1]["loss"], penalised, rtol=1e-6)
 
 
-@pytest.mark.parametrize("c", [1e-55, 1e-100, 1e130])
+@pytest.mark.parametrize("c", [1e-55, 1e-95, 1e95])
 def test_deviations_follow_the_unit_of_the_targets(c):
     base, far = (SubspaceRegressor(2).fit(X, size * Y, task=TASK) for size in (1.0, c))
     for one, other in zip(
