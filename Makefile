@@ -49,8 +49,9 @@ integrations: $(VENV)/.dev ## the optimizers in Lightning, Accelerate, Transform
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/integrations
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m "slow or not slow" tests/optim/test_fused.py
 
+# kernels need Triton, which comes with the integrations
 doctest: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --doctest-modules src/fisherfold
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --doctest-modules src/fisherfold --ignore src/fisherfold/optim/kernels.py --ignore src/fisherfold/optim/fused.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
