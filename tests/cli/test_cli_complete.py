@@ -15,7 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fisherfold.cli import app, main
-from fisherfold.completion import MatrixCompletion
+from fisherfold.cli.complete.options import Model
+from fisherfold.completion import ImplicitCompletion, MatrixCompletion
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +77,17 @@ def test_rank_auto(ratings, tmp_path):
     )
     assert set(found["cv_rmse"]) == {"2", "5", "10", "20"}
     assert str(found["rank"]) == min(found["cv_rmse"], key=found["cv_rmse"].get)
+
+
+def test_what_is_not_given_is_the_default_of_the_estimator():
+    for made, kind in (
+        (Model().estimator(), MatrixCompletion),
+        (Model(implicit=True).estimator(), ImplicitCompletion),
+    ):
+        assert type(made) is kind
+        assert made.get_params() == kind().get_params()
+    given = Model(rank="3", duplicates="last", max_iter=4, ridge=2.0).estimator().get_params()
+    assert (given["rank"], given["ridge"], given["max_iter"]) == (3, 2.0, 4)
 
 
 def test_predict_adds_columns_and_finds_its_own_by_name(model, tmp_path):

@@ -1,0 +1,15 @@
+"""``fisherfold complete``: fill tables with holes, and recommend; one file per command."""
+# ruff: noqa: I001
+
+from fisherfold.cli.complete import (  # in the order of the help
+    fit,
+    predict,
+    recommend,
+    similar,
+    explain,
+    update,
+    evaluate,
+)
+from fisherfold.cli.complete.options import app
+
+__all__ = ["app", "evaluate", "explain", "fit", "predict", "recommend", "similar", "update"]
