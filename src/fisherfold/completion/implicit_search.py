@@ -19,8 +19,11 @@ from torch import Tensor
 from fisherfold.completion.inference.implicit import ImplicitFit, Loss
 from fisherfold.completion.ratings import Ratings, places
 
-# Where the search starts, and what is used where too few pairs can be held out.
+# Where the search starts, and what is used without one.
 DEFAULTS = {"ridge": 3.0, "unobserved_weight": 30.0, "popularity": 0.25}
+# The same for tables of fewer pairs than this, whose short rows a strong ridge would hold at zero.
+FEW_PAIRS = 1000
+FEW_DEFAULTS = {"ridge": 1.0, "unobserved_weight": 1.0, "popularity": 0.25}
 DEFAULT_RANK = 64
 # The factors by which a setting is changed, and what is added to the exponent.
 _STEPS = {"unobserved_weight": 2.5, "ridge": 3.0}
@@ -200,11 +203,13 @@ def learn(
         report: called with a record for each comparison.
     """
     largest = min(*ratings.shape, _LARGEST_RANK)
-    setting = {name: DEFAULTS[name] if value is None else value for name, value in given.items()}
+    few = len(ratings.by_row.indices()) < FEW_PAIRS
+    defaults = FEW_DEFAULTS if few else DEFAULTS
+    setting = {name: defaults[name] if value is None else value for name, value in given.items()}
     open_names = [name for name, value in given.items() if value is None]
     known = {**setting, "rank": min(rank or DEFAULT_RANK, largest if rank is None else rank)}
     nothing = Learnt(loss_of(known), int(known["rank"]), None, [], math.nan)
-    if not share or not (open_names or rank is None):
+    if few or not share or not (open_names or rank is None):
         return nothing
     held = HeldOut(ratings, share, options["seed"])
     if held.n_pairs < _FEWEST:

@@ -59,8 +59,7 @@ def find_scale_invariant(model: nn.Module, example_input: Any) -> dict[str, Find
         the random state
             are touched.
         example_input: a batch that the model accepts: a tensor, a tuple of positional arguments or
-        a mapping of keyword
-            arguments. A few samples of it are used.
+        a mapping of keyword arguments. A few samples of it are used.
 
     Returns:
         One finding per parameter name, in the order of ``named_parameters()``.
@@ -68,15 +67,15 @@ def find_scale_invariant(model: nn.Module, example_input: Any) -> dict[str, Find
     Raises:
         TypeError: if it is no module.
         ValueError: if the model has no parameters, cannot be copied, rejects the example input or
-        returns no
-            differentiable output.
+            returns no differentiable output.
 
     Example:
         >>> import torch
         >>> from torch import nn
         >>> net = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3))
-        >>> {name: f.kind for name, f in find_scale_invariant(net, torch.randn(8, 5)).items() if
-        "weight" in name} {'0.weight': 'row', '1.weight': 'none', '3.weight': 'none'}
+        >>> found = find_scale_invariant(net, torch.randn(8, 5))
+        >>> {name: f.kind for name, f in found.items() if "weight" in name}
+        {'0.weight': 'row', '1.weight': 'none', '3.weight': 'none'}
     """
     if not isinstance(model, nn.Module):
         raise TypeError(
