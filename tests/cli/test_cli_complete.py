@@ -212,6 +212,14 @@ def test_features_of_ids_that_were_not_in_the_fit(ratings, tmp_path):
     assert [each["item"] for each in lists] == best["item"].to_list()
 
 
+def test_export(model, tmp_path):
+    found = json.loads(call("export", model, "-o", tmp_path / "slim", "--json"))
+    assert found["MB"] < found["MB before"]
+    slim, whole = MatrixCompletion.load(tmp_path / "slim"), MatrixCompletion.load(model)
+    pairs = [("u1", 3), ("u2", 4)]
+    np.testing.assert_array_equal(slim.predict(pairs), whole.predict(pairs))
+
+
 def test_explain(model):
     found = json.loads(call("explain", model, "u3", 7, "-k", 2, "--json"))["explanation"]
     assert found == MatrixCompletion.load(model).explain("u3", 7, 2).to_dicts()

@@ -429,6 +429,7 @@ RUNS = {
     "fisherfold complete similar": ("model 1 -k 2", 0),
     "fisherfold complete explain": ("model u1 1", 0),
     "fisherfold complete update": ("model ratings.csv -o model", 0),
+    "fisherfold complete export": ("model -o slim", 0),
     "fisherfold complete evaluate": ("ratings.csv --rank 1 --folds 2", 0),
     "fisherfold subspace fit": ("tasks.csv --target y --task task --rank 1 -o tasks", 0),
     "fisherfold subspace predict": ("tasks tasks.csv -o out.csv", 0),

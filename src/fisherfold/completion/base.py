@@ -225,6 +225,11 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
             raise ValueError(
                 f"{what} needs inference='variational': a point estimate has no error bars"
             )
+        if not self.model_.has_spread:
+            raise ValueError(
+                f"{what} needs the covariances of the rows, which a slim model does not keep: save "
+                "it without slim"
+            )
 
     def recommend(
         self,
@@ -489,13 +494,16 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
             {self.names_[side]: own, "similar": index.decode(found), "similarity": similarity}
         )
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, slim: bool = False) -> None:
         """Write the model into a folder: ``model.safetensors`` and a readable ``model.json``; no pickle.
 
         Args:
             path: the folder; it is made if it does not exist.
+            slim: leave out the ratings and, where predictions do not need them, the covariances of
+                the rows. Such a model predicts, recommends with ``exclude_seen=False`` and takes
+                new rows as before; it has no error bars of rows, and cannot be updated.
         """
-        arrays, meta = self._pack(self._fitted())
+        arrays, meta = self._pack(self._fitted(), slim=slim)
         params = validation.saved_parameters(self.get_params(deep=False))
         meta |= {"estimator": type(self).__name__, "params": params, **self._learnt()}
         save_folder(path, KIND, arrays, meta, version=VERSION)
@@ -582,7 +590,7 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
     column_factors_ = property(lambda self: factors(self._fitted(), 1)[0])
     row_offsets_ = property(lambda self: factors(self._fitted(), 0)[1])
     column_offsets_ = property(lambda self: factors(self._fitted(), 1)[1])
-    row_covariances_ = property(lambda self: factors(self._fitted(), 0)[2])
+    row_covariances_ = property(lambda self: self._row_covariances())
     column_covariances_ = property(lambda self: factors(self._fitted(), 1)[2])
 
     def decision_function(self, X: Any, *, time: Any = None) -> Floats:
@@ -599,6 +607,11 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
         self._fitted()
         pairs = self._pairs(X, time)
         return self._hide_unseen(pairs, pairs.scores())
+
+    def _row_covariances(self) -> Floats:
+        if not self._fitted().has_spread:
+            raise AttributeError("a slim model does not keep row_covariances_")
+        return factors(self.model_, 0)[2]
 
     def inner_product_vectors(self) -> tuple[Floats, Floats]:
         """Vectors for a nearest-neighbour index: their inner products are the scores, offsets included.

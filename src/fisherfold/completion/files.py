@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -58,9 +59,19 @@ _OF_RATINGS = {
 _LARGEST = 1e30  # of precisions and their like: beyond, their products leave float64
 
 
-def pack(model: CompletionModel) -> tuple[Arrays, dict[str, Any]]:
-    """Take a model apart."""
+def pack(model: CompletionModel, *, slim: bool = False) -> tuple[Arrays, dict[str, Any]]:
+    """Take a model apart; a slim one is for serving.
+
+    It is without ratings, and without covariances of rows where no prediction depends on them: the
+    expected value of a category does, and so does what features tell of a member without ratings.
+    """
     arrays, meta = pack_posterior(model.posterior)
+    if not model.has_spread or (
+        slim and model.categories is None and model.posterior.rows.features is None
+    ):
+        del arrays["rows.covariance"]
+    if slim:
+        model = replace(model, seen=None, events=None)
     meta |= {name: float(getattr(model, name)) for name in ("center", "scale", "low", "high")}
     meta |= {name: int(getattr(model, name)) for name in _COUNTS} | {"inference": model.inference}
     meta["unobserved_weight"] = model.unobserved_weight
@@ -83,6 +94,10 @@ def unpack(
     if "rows.amounts" not in arrays:
         raise ValueError("it was written by version 0.2, whose models cannot be read: fit it again")
     tensors = {name: torch.as_tensor(array) for name, array in arrays.items()}
+    has_spread = "rows.covariance" in tensors
+    if not has_spread:
+        n, q = expect(tensors, "rows.mean", (None, None)).shape
+        tensors["rows.covariance"] = torch.zeros(n, q * (q + 1) // 2)
     posterior = unpack_posterior(tensors, meta, device)
     n, m = len(posterior.rows.mean), len(posterior.columns.mean)
     if not bool(posterior.rows.counts.any() & posterior.columns.counts.any()):
@@ -108,6 +123,7 @@ def unpack(
         categories=_categories(tensors, posterior),
         events=_events(tensors),
         encoders=_encoders(meta, posterior),
+        has_spread=has_spread,
     )
     _check_predictions(model)
     return model

@@ -57,6 +57,7 @@ class CompletionModel:
         categories: the values of ordered categories, ascending.
         events: the keys of the entries so far, where they have some.
         encoders: how features of rows and of columns are encoded.
+        has_spread: whether the covariances of the rows are those of the fit; a slim file has none.
     """
 
     row_ids: IdIndex
@@ -76,6 +77,7 @@ class CompletionModel:
     categories: Floats | None = None
     events: Events | None = None
     encoders: tuple[FeatureEncoder | None, FeatureEncoder | None] = (None, None)
+    has_spread: bool = True
     _kept: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @property

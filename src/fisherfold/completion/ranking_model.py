@@ -407,8 +407,10 @@ def most_alike(
     return place, found, similarity
 
 
-def pack_model(model: RankingModel) -> tuple[Arrays, dict[str, Any]]:
+def pack_model(model: RankingModel, *, slim: bool = False) -> tuple[Arrays, dict[str, Any]]:
     """Take a model apart."""
+    if slim:
+        raise ValueError("models of observed pairs rank by these pairs: they have no slim form")
     arrays, meta = model.scorer.pack()
     arrays |= pack_index(model.row_ids, "row_ids") | pack_index(model.column_ids, "column_ids")
     assert model.seen is not None

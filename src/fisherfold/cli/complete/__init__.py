@@ -9,7 +9,18 @@ from fisherfold.cli.complete import (  # in the order of the help
     explain,
     update,
     evaluate,
+    export,
 )
 from fisherfold.cli.complete.options import app
 
-__all__ = ["app", "evaluate", "explain", "fit", "predict", "recommend", "similar", "update"]
+__all__ = [
+    "app",
+    "evaluate",
+    "explain",
+    "export",
+    "fit",
+    "predict",
+    "recommend",
+    "similar",
+    "update",
+]
