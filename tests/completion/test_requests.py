@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 import torch
 
-from fisherfold.completion import ImplicitCompletion, MatrixCompletion
+from fisherfold.completion import ImplicitCompletion, ItemToItem, MatrixCompletion, recommend
 
 DAY = 86400.0
 NAMES = ("user", "item", "rating")
@@ -174,6 +174,53 @@ def test_what_explain_says_of_mistakes(model, frame, implicit):
     found = timed.explain(3, "i1", k=None)
     whole = found["share"].sum() + found["prior"][0]
     assert whole == pytest.approx(timed.predict([(3, "i1")])[0], abs=1e-6)
+
+
+def test_boosts_are_added_to_scores(model, implicit):
+    for each in (model, implicit):
+        plain = each.recommend([3, 4], 25)
+        with pytest.warns(UserWarning, match="1 id of boosts, of 3, not seen in fit: ignored"):
+            found = each.recommend([3, 4], 25, boosts={"i3": 100.0, "i5": -100.0, "no": 1.0})
+        for user in (3, 4):
+            mine, old = (x.filter(pl.col("user") == user) for x in (found, plain))
+            rest = [item for item in old["item"] if item not in {"i3", "i5"}]
+            first, last = ([x] if x in old["item"] else [] for x in ("i3", "i5"))
+            assert mine["item"].to_list() == [*first, *rest, *last]
+            values = dict(zip(old["item"], old["prediction"], strict=True))
+            np.testing.assert_allclose(mine["prediction"], [values[x] for x in mine["item"]])
+        assert each.recommend_new({"i1": 4.0}, 1, boosts={"i3": 99.0})["item"].to_list() == ["i3"]
+    with pytest.raises(ValueError, match="boosts must be finite; use exclude"):
+        model.recommend(3, boosts={"i3": -np.inf})
+
+
+def test_diverse_lists_are_those_of_maximal_marginal_relevance(model, implicit):
+    for each, table in (
+        (model, recommend.directions(model.model_, 1)),
+        (implicit, implicit.model_.scorer.directions(1)),
+    ):
+        assert each.recommend(3, 5, diversity=0).equals(each.recommend(3, 5))
+        alike = (table @ table.T).double().numpy()
+        pool = each.recommend(3, 15)
+        codes = each.model_.column_ids.encode(pool["item"])
+        score = pool["prediction"].to_numpy()
+        score = (score - score.min()) / (score.max() - score.min())
+        for d in (0.3, 1.0):
+            chosen = [0] if d < 1 else []
+            while len(chosen) < 3:
+                left = [k for k in range(len(codes)) if k not in chosen]
+                worst = [max([-1.0, *(alike[codes[k], codes[c]] for c in chosen)]) for k in left]
+                gain = (1 - d) * score[left] - d * np.array(worst)
+                chosen.append(left[int(np.argmax(gain))])
+            found = each.recommend(3, 3, diversity=d)
+            assert found["item"].to_list() == [pool["item"][k] for k in chosen]
+        new = each.recommend_new({"i1": 4.0, "i2": 1.0}, 4, diversity=0.5)
+        assert new["item"].n_unique() == 4
+        assert each.recommend(k=3, diversity=0.5).height == 40 * 3
+    items = ItemToItem().fit(frame_of().select("user", "item"))
+    with pytest.raises(ValueError, match="has no vectors"):
+        items.recommend(3, diversity=0.5)
+    with pytest.raises(ValueError, match="diversity must be a finite number"):
+        model.recommend(3, diversity=2)
 
 
 def test_a_time_needs_a_model_with_times(model, implicit):

@@ -20,13 +20,15 @@ from torch import Tensor
 from fisherfold.completion.entries import Codes, Entries, Floats, read_entries, read_pairs
 from fisherfold.completion.files import KIND, VERSION, pack, unpack
 from fisherfold.completion.inference.features import FeatureColumns, as_times
-from fisherfold.completion.model import UNSEEN, CompletionModel, Pairs
+from fisherfold.completion.model import COLUMNS, UNSEEN, CompletionModel, Pairs
 from fisherfold.completion.ratings import Triplets
 from fisherfold.completion.recommend import (
     BY,
     Choice,
     Ranking,
     best_columns,
+    directions,
+    diversified,
     factors,
     inner_product_vectors,
     most_similar,
@@ -61,6 +63,7 @@ _HOMES = {
     "ImplicitBlend": "blend",
     "ItemToItem": "item_to_item",
 }
+_POOL = 5  # times as many columns as are wanted are there for diverse lists to choose from
 _MANY = 10  # pairs, of which most are unknown: a mistake rather than a question about new ids
 
 
@@ -83,6 +86,7 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
     _clips = False  # whether predictions stay within the range of the values
     # How a model of the class is ranked, compared, folded in, and taken apart for a file.
     _ranking: ClassVar[Callable[..., Any]] = Ranking
+    _directions = staticmethod(directions)
     _most_similar = staticmethod(most_similar)
     _with_new_rows = staticmethod(with_new_rows)
     _pack = staticmethod(pack)
@@ -238,6 +242,8 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
         *,
         candidates: Any = None,
         exclude: Any = None,
+        boosts: Mapping[Any, float] | None = None,
+        diversity: float = 0.0,
         exclude_seen: bool = True,
         by: str = "mean",
         seed: int | None = None,
@@ -254,6 +260,9 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
             candidates: the ids of the columns to choose from, or a mapping from each row id to
                 its own; all if not given. Without ``ids`` the rows of such a mapping get lists.
             exclude: ids of columns that no list may hold; unknown ones are ignored, with a warning.
+            boosts: ``{column id: amount}`` to add to scores, in units of the values.
+            diversity: from 0, the best columns, to 1, those least like each other (by ``similar``): lists
+                are chosen by maximal marginal relevance from five times as many, and in that order.
             exclude_seen: whether columns in which the row has a value are left out.
             by: ``mean``; ``upper``, the 95 % quantile of the expected score, which favours what is not known yet; or
                 ``sample``, one draw from the posterior (Thompson sampling).
@@ -264,7 +273,7 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
 
         Returns:
             A data frame of row id, column id and ``prediction`` (that of ``predict``), best first within each row;
-            fewer than ``k`` of a row if there are no more. What ``upper`` and ``sample`` rank by is the column
+            fewer than ``k`` of a row if there are no more. What ``upper``, ``sample`` and boosts rank by is the column
             ``score``. The frame is of the library of the data frame that was fitted, else of polars.
         """
         self._fitted()
@@ -281,9 +290,10 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
                 f"{counted(len(unknown), 'row id was', 'row ids were')} not seen in fit and get no list "
                 f"(unseen='nan'), the first is {unknown[0]!r}"
             )
-        choice = served._choice(candidates, exclude, rows)
+        choice = served._choice(candidates, exclude, rows, boosts)
         options = {"choice": choice, "exclude_seen": exclude_seen, "by": by, "seed": seed}
-        return self._best(model, i, rows, k, options, time)
+        options["diversity"] = diversity
+        return served._best(model, i, rows, k, options, time)
 
     def _best(
         self,
@@ -302,33 +312,53 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
         options = options | {"seed": validation.draw_seed(options["seed"])}
         at = None if time is None else as_times([time], 1)
         when = None if at is None else model.checked_times(at)
-        found = best_columns(model, i, k, ranking=type(self)._ranking, when=when, **options)
+        diversity = validation.number(0, 1)("diversity", options.pop("diversity"))
+        pool = _POOL * k if diversity else k
+        found = best_columns(model, i, pool, ranking=type(self)._ranking, when=when, **options)
+        if diversity:
+            fit = self.model_  # a model of new rows knows too few to compare columns by
+            table = fit.keep("directions 1", lambda: self._directions(fit, COLUMNS))
+            found = diversified(found, k, diversity, table)
         times = None if at is None else np.repeat(at, len(found.place))
         pairs = model.pairs(i[found.place], found.columns, times)
         predictions = pairs.predict(clip=self._clips)
         owner = {} if rows is None else {self.names_[0]: np.asarray(rows)[found.place]}
         items = {self.names_[1]: model.column_ids.decode(found.columns)}
-        scores = {} if by == "mean" else {"score": found.scores}
+        plain = by == "mean" and options["choice"].boosted is None
+        scores = {} if plain else {"score": found.scores}
         return self._output(owner | items | {"prediction": predictions} | scores)
 
-    def _choice(self, candidates: Any, exclude: Any, rows: Any) -> Choice:
+    def _choice(self, candidates: Any, exclude: Any, rows: Any, boosts: Any = None) -> Choice:
         """Which columns the lists of some rows may hold."""
-        own, excluded = None, None
+        own, excluded, boosted, amounts = None, None, None, None
         if isinstance(candidates, Mapping):
             own = self._own_candidates(candidates, rows)
             candidates = [each for ids in candidates.values() for each in ids]
         if exclude is not None:
-            codes = self.model_.column_ids.encode([exclude] if np.ndim(exclude) == 0 else exclude)
-            if unknown := int((codes < 0).sum()):
-                ids = counted(unknown, "id", "ids")
-                warn(f"{ids} of exclude, of {len(codes)}, not seen in fit: ignored")
+            codes = self._ignoring([exclude] if np.ndim(exclude) == 0 else exclude, "exclude")
             excluded = np.unique(codes[codes >= 0])
+        if boosts is not None:
+            codes, amounts = (
+                self._ignoring(list(boosts), "boosts"),
+                numbers(list(boosts.values()), "boosts"),
+            )
+            if not np.isfinite(amounts).all():
+                raise ValueError("boosts must be finite; use exclude to leave columns out")
+            boosted, amounts = codes[codes >= 0], amounts[codes >= 0]
         columns = None if candidates is None else self._known_columns(candidates)
         if columns is not None and not len(columns):
             raise ValueError(
                 "none of the candidates was seen in fit, there is nothing to recommend"
             )
-        return Choice(columns, own, excluded)
+        return Choice(columns, own, excluded, boosted, amounts)
+
+    def _ignoring(self, ids: Any, what: str) -> Codes:
+        """The numbers of columns, with a warning of unknown ones."""
+        codes = self.model_.column_ids.encode(ids)
+        if unknown := int((codes < 0).sum()):
+            count = counted(unknown, "id", "ids")
+            warn(f"{count} of {what}, of {len(codes)}, not seen in fit: ignored")
+        return codes
 
     def _own_candidates(self, candidates: Mapping[Any, Any], rows: Any) -> list[Codes]:
         """The candidates of each of some rows."""
@@ -362,6 +392,8 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
         *,
         candidates: Any = None,
         exclude: Any = None,
+        boosts: Mapping[Any, float] | None = None,
+        diversity: float = 0.0,
         exclude_seen: bool = True,
         by: str = "mean",
         seed: int | None = None,
@@ -384,9 +416,10 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
             given = self._read_more(ratings)
             model, rows, _ = served._folded(given.rows, given.columns, given.values, features)
         i = np.arange(1 if rows is None else len(rows))
-        choice = served._choice(candidates, exclude, rows)
+        choice = served._choice(candidates, exclude, rows, boosts)
         options = {"choice": choice, "exclude_seen": exclude_seen, "by": by, "seed": seed}
-        return self._best(model, i, rows, k, options)
+        options["diversity"] = diversity
+        return served._best(model, i, rows, k, options)
 
     def _folded(
         self, rows: Any, columns: Any, values: Floats, features: Any = None

@@ -97,7 +97,9 @@ class ItemScorer(Scorer):
 
     def directions(self, side: int) -> Tensor:
         """Not there: columns are compared by their weights."""
-        raise ValueError("rows of an item-to-item model have no vectors: ask for similar columns")
+        raise ValueError(
+            "an item-to-item model has no vectors: ask for similar columns, and without diversity"
+        )
 
     def alike(self, columns: Codes, k: int) -> tuple[Codes, Codes, npt.NDArray[np.float64]]:
         """The columns with the largest weights for each of some."""

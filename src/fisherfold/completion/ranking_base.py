@@ -46,6 +46,7 @@ class RankingEstimator(CompletionBase):
     n_jobs: int | None
     model_: RankingModel
     _ranking = ScorerRanking
+    _directions = staticmethod(lambda model, side: model.scorer.directions(side))
     _most_similar = staticmethod(most_alike)  # type: ignore[assignment]
     _with_new_rows = staticmethod(with_new_rows)  # type: ignore[assignment]
     _pack = staticmethod(pack_model)  # type: ignore[assignment]

@@ -61,11 +61,24 @@ class Choice:
         columns: the candidates of any row, by number, ascending; None for all columns.
         own: the candidates of each row, where they differ.
         excluded: columns that no list may hold.
+        boosted: columns whose scores are raised, or lowered.
+        boosts: by how much, in units of the values.
     """
 
     columns: Codes | None = None
     own: Sequence[Codes] | None = None
     excluded: Codes | None = None
+    boosted: Codes | None = None
+    boosts: Floats | None = None
+
+    def boost(self, place_of: Codes, scale: float) -> Tensor | None:
+        """What is added to the scores of the candidates."""
+        if self.boosted is None or self.boosts is None:
+            return None
+        found = np.zeros(int(place_of.max(initial=-1)) + 1)
+        place = place_of[self.boosted]
+        found[place[place >= 0]] = self.boosts[place >= 0] / scale
+        return torch.from_numpy(found)
 
     def refused(self, part: Codes, place_of: Codes) -> Tensor | None:
         """Which candidates some rows may not have, given the place of each column among the candidates."""
@@ -102,11 +115,14 @@ def best_columns(
     ranked = (ranking or Ranking)(model, rows, columns, by, seed, when=when)
     place_of = np.full(len(model.column_ids), -1)
     place_of[columns] = np.arange(len(columns))
+    boost = choice.boost(place_of, model.scale)
     n_blocks = max(1, -(-len(rows) * len(columns) // _BLOCK))
     blocks = np.array_split(np.arange(len(rows)), n_blocks) if len(rows) else []
 
     def best(part: Codes) -> tuple[Codes, Codes, Floats]:
         scores = ranked.scores(part, len(blocks[0]))
+        if boost is not None:
+            scores += boost.to(scores)
         if exclude_seen:
             seen_rows, seen_columns = model.seen_by(rows[part])
             place = place_of[seen_columns]
@@ -129,6 +145,28 @@ def best_columns(
         else:
             found = list(map(best, blocks))
     return Lists(*_joined(found))
+
+
+def diversified(found: Lists, k: int, diversity: float, directions: Tensor) -> Lists:
+    """Lists of k, chosen one after the other by maximal marginal relevance (Carbonell, Goldstein 1998).
+
+    The next column has the largest (1 - d) r - d max s: r is its score, from 0 to 1 within the
+    candidates of the list, and s its similarities to the columns that were chosen before.
+    """
+    starts = np.flatnonzero(np.diff(found.place, prepend=-1))
+    kept = []
+    for start, end in zip(starts, [*starts[1:], len(found.place)], strict=True):
+        score, table = found.scores[start:end], directions[found.columns[start:end]]
+        alike = (table @ table.T).double().cpu().numpy()
+        spread = score.max() - score.min()
+        value = (1 - diversity) * (score - score.min()) / (spread if spread > 0 else 1.0)
+        worst = np.full(len(score), -1.0)  # no column is less alike to another
+        for _ in range(min(k, len(score))):
+            best = int(np.argmax(value - diversity * worst))
+            kept.append(start + best)
+            value[best] = -math.inf
+            worst = np.maximum(worst, alike[best])
+    return Lists(found.place[kept], found.columns[kept], found.scores[kept])
 
 
 class Ranking:
