@@ -231,3 +231,13 @@ def test_the_example_of_a_nearest_neighbour_index_finds_the_exact_lists(index, m
     agree = runpy.run_path(str(file))["main"]()
     assert agree > (0.95 if index == "faiss" else 0.999)
     assert index in capsys.readouterr().out
+
+
+def test_metrics_of_several_lengths_are_those_of_each():
+    lists = pl.DataFrame({"user": [1] * 4 + [2] * 3, "item": [3, 1, 2, 5, 1, 2, 3]})
+    relevant = pl.DataFrame({"user": [1, 1, 2], "item": [1, 5, 9]})
+    found = ranking_metrics(lists, relevant, (1, 2, 4), trained=lists)
+    assert len(found) == 3 * 8
+    for k in (1, 2, 4):
+        for name, value in ranking_metrics(lists, relevant, k, trained=lists).items():
+            assert found[f"{name}@{k}"] == value

@@ -402,10 +402,11 @@ class CompletionBase(BaseEstimator):  # type: ignore[misc]
     ) -> Any:
         """Recommend to rows that were not in the fit, from a few of their values; the model does not change.
 
-        ``ratings`` are ``{column id: value}`` of one new row, or a data frame of entries as for ``fit`` of several;
-        unknown columns are left out, with a warning. ``features`` are ``{name: value}`` of one new row (a line of
-        numbers, if those of the fit were a matrix), or a table of several as for ``fit``. The other arguments are those of ``recommend``, whose frame this
-        returns; of one new row without the column of row ids.
+        ``ratings`` are ``{column id: value}`` of one new row, or a data frame of entries as for
+        ``fit`` of several; unknown columns are left out, with a warning. ``features`` are
+        ``{name: value}`` of one new row (a line of numbers, if those of the fit were a matrix), or a
+        table of several as for ``fit``. The other arguments are those of ``recommend``, whose frame
+        this returns; of one new row without the column of row ids.
         """
         self._fitted()
         served, rows = self._knowing(None, column_features), None

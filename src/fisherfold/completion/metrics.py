@@ -7,6 +7,7 @@ Ranked lists and relevant items come as data frames (as ``recommend`` returns th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ def calibration(
 
 
 def ranking_metrics(
-    recommended: Any, relevant: Any, k: int = 10, *, trained: Any = None
+    recommended: Any, relevant: Any, k: int | Sequence[int] = 10, *, trained: Any = None
 ) -> dict[str, float]:
     """Metrics of ranked lists, averaged over the rows that have relevant columns.
 
@@ -62,7 +63,7 @@ def ranking_metrics(
             a pair of such columns.
         relevant: the relevant columns of each row, in the same form; a third column holds gains (1 if there is none).
             A gain of 0 is none, and a pair given twice counts once.
-        k: the length of the lists that counts.
+        k: the length of the lists that counts, or several: the names then end in ``@5`` and so on.
         trained: the entries of the fit in the same form, for ``coverage`` and ``novelty``.
 
     Returns:
@@ -77,7 +78,18 @@ def ranking_metrics(
         >>> found["recall"], found["precision"], found["mrr"]
         (0.5, 0.3333333333333333, 0.5)
     """
-    k, (rows, columns, gains) = integer(1)("k", k), _parts(relevant)
+    if np.ndim(k) == 1:
+        found: dict[str, float] = {}
+        for length in np.asarray(k).tolist():
+            metrics = _metrics(recommended, relevant, length, trained)
+            found |= {f"{name}@{length}": value for name, value in metrics.items()}
+        return found
+    return _metrics(recommended, relevant, k, trained)
+
+
+def _metrics(recommended: Any, relevant: Any, length: Any, trained: Any) -> dict[str, float]:
+    """Metrics of lists of one length."""
+    k, (rows, columns, gains) = integer(1)("k", length), _parts(relevant)
     good = gains > 0
     if not good.any():
         raise ValueError("there are no relevant columns to look for")

@@ -176,11 +176,7 @@ class RankingEstimator(CompletionBase):
         rows = IdIndex.fit(entries.rows)[0].labels
         lists = self.recommend(rows, max(lengths))
         relevant = entries.rows, entries.columns, entries.values
-        found: dict[str, float] = {}
-        for length in lengths:
-            metrics = ranking_metrics(lists, relevant, length)
-            found |= {f"{name}@{length}": value for name, value in metrics.items()}
-        return found
+        return ranking_metrics(lists, relevant, lengths)
 
     def cross_validate(
         self, X: Any, y: Any = None, *, k: int = 10, folds: int = 3, time: Any = None
