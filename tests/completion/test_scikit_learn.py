@@ -34,6 +34,7 @@ NOT_APPLICABLE = {
     "check_dict_unchanged": _WIDTH,
     "check_fit2d_predict1d": _WIDTH,
     "check_estimator_sparse_tag": "sparse matrices are accepted as fit(M), without y; the check passes y",
+    "check_requires_y_none": "two columns without values: our message names the ways to pass them",
     "check_estimators_nan_inf": "allow_nan speaks of fit(M); an id that is NaN is rejected",
 }
 _ROW = "a row of weight 2 is one row whose values count twice, not two rows of the same values"

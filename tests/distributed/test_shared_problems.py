@@ -12,7 +12,7 @@ import torch
 from fisherfold.completion.inference.variational import fit_variational, gradual_start
 from fisherfold.completion.point.fit import fit_point, held_out_entries
 from fisherfold.completion.point.problem import CompletionProblem
-from fisherfold.completion.ratings import Ratings
+from fisherfold.completion.ratings import Ratings, Triplets
 from fisherfold.distributed import ALONE, Axis, Group
 from fisherfold.solvers import GradientNorm, MaxSeconds, minimize
 from toy import slow
@@ -45,7 +45,7 @@ def shared(group: Group, *, transposed: bool = False) -> Ratings:
     axis = Axis(COLUMNS, edges[group.rank], edges[group.rank + 1], group)
     mine = (columns >= axis.start) & (columns < axis.stop)
     here = rows[mine], columns[mine] - axis.start, values[mine]
-    ratings = Ratings.over((Axis.whole(ROWS), axis), *here, dtype=torch.float64)
+    ratings = Ratings.over((Axis.whole(ROWS), axis), Triplets(*here), dtype=torch.float64)
     return ratings.T if transposed else ratings
 
 

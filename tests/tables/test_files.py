@@ -142,7 +142,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypa
         raise error
 
     monkeypatch.setattr(os, "fsync", fail)
-    message = {28: "No space left on device", 13: "is read-only"}.get(
+    message = {28: "No space left on device", 13: "is writable, so it may be the umask"}.get(
         getattr(error, "errno", 0), "^$"
     )
     with pytest.raises(type(error), match=message):

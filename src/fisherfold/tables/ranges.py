@@ -17,6 +17,8 @@ _ENOUGH = 4  # digits of differences; with fewer there is a warning
 
 def check_range(columns: npt.NDArray[Any], what: str) -> None:
     """Raise an error for a column of a table whose squares are zero or infinite."""
+    if not columns.size:  # the share of a process may be empty
+        return
     sizes = np.abs(columns.reshape(len(columns), -1)).max(axis=0, initial=0.0)
     outside = np.flatnonzero((sizes > LARGEST) | ((sizes > 0) & (sizes < SMALLEST)))
     if len(outside):
@@ -44,7 +46,7 @@ def kept_digits(columns: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 
 def warn_of_lost_digits(columns: npt.NDArray[Any], what: str) -> None:
     """Warn of columns that lie so far from zero that their differences have lost most digits."""
-    digits = kept_digits(columns)
+    digits = kept_digits(columns) if columns.size else np.full(1, math.inf)
     if (digits < _ENOUGH).any():
         column = int(np.argmin(digits))
         where = f" in column {column}" if columns.ndim > 1 else ""
