@@ -84,7 +84,9 @@ class Chromium:
         self.last = message.get("method")
         return message
 
-    def open(self, page: Path, *, width: int = 1200, height: int = 900, dark: bool = False) -> None:
+    def open(
+        self, page: Path | str, *, width: int = 1200, height: int = 900, dark: bool = False
+    ) -> None:
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -94,7 +96,8 @@ class Chromium:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        self.call("Page.navigate", url=page.resolve().as_uri())
+        url = page if isinstance(page, str) else page.resolve().as_uri()
+        self.call("Page.navigate", url=url)
         while self._next().get("method") != "Page.loadEventFired":
             pass
 

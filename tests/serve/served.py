@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
@@ -45,16 +46,18 @@ class Process:
         environment = os.environ | ({"FISHERFOLD_TOKEN": token} if token else {})
         command = [sys.executable, "-m", "fisherfold", "serve", str(folder), "--port", "0"]
         self.token = token
+        # a file: a pipe that nobody reads would fill, and stop the service
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.process = subprocess.Popen(
             [*command, "--json", *map(str, words)],
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self.log,
             text=True,
             env=environment,
         )
         line = self.process.stdout.readline()
         if not line:
-            raise RuntimeError(self.process.communicate()[1])
+            raise RuntimeError(self.stop()[1])
         self.address = json.loads(line)["address"]
 
     def ask(self, path, body=None, *, timeout=60):
@@ -74,8 +77,10 @@ class Process:
     def stop(self):
         """End it by SIGTERM; gives the exit code and the log."""
         self.process.send_signal(signal.SIGTERM)
-        _, log = self.process.communicate(timeout=60)
-        return self.process.returncode, log
+        self.process.communicate(timeout=60)
+        self.log.seek(0)
+        with self.log:
+            return self.process.returncode, self.log.read()
 
 
 @contextmanager

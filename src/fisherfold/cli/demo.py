@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fisherfold.cli.voice import Voice, grid
+from fisherfold.cli.voice import Voice, grid, typed
 from fisherfold.extras import need
 from fisherfold.progress import track
 
@@ -57,6 +59,11 @@ def demo(
     drawn = draw(films, networks, gradients)
     write_atomically(picture, drawn)
     write_page(films, drawn, page)
+    model = output / "model"
+    titles = output / "titles.csv"
+    films.model.save(model)
+    write_atomically(titles, films.titles.write_csv().encode())
+    serve = f"{typed(_program())} serve {typed(model)} --titles {typed(titles)}"
     races = {
         name: [{"method": r.method, "seconds": r.seconds[-1], "value": r.values[-1]} for r in found]
         for name, found in (
@@ -70,14 +77,22 @@ def demo(
         **races,
     }
     voice.answer(
-        {**facts, "picture": picture, "page": page},
+        {**facts, "picture": picture, "page": page, "serve": serve},
         _accuracy(films.accuracy),
         _films(f"For person {films.person}", films.recommended),
         _films("For somebody new who rated five films", films.new_recommended),
         _races(races),
         f"picture: {picture}",
         f"page with real titles: {page}",
+        f"rate films yourself, on a page at http://127.0.0.1:8000/: {serve}",
     )
+
+
+def _program() -> str:
+    """The command as a shell finds it."""
+    if shutil.which("fisherfold") is not None:
+        return "fisherfold"
+    return os.path.relpath(Path(sys.executable).with_name("fisherfold"))
 
 
 def _find(given: Path | None) -> Path:

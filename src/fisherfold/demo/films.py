@@ -48,6 +48,8 @@ class Films:
     new_person: pl.DataFrame
     new_recommended: pl.DataFrame
     held_out: tuple[Floats, Floats, Floats]  # values, predictions, standard deviations
+    model: MatrixCompletion  # fitted to all ratings
+    titles: pl.DataFrame  # of the films, as people say them
 
 
 def read_films(folder: Path) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -93,6 +95,8 @@ def recommend_films(ratings: pl.DataFrame, movies: pl.DataFrame, *, seed: int = 
         ),
         _with_interval(new, expected, movies),
         held_out,
+        model,
+        _titled(movies.select("movieId"), movies).select("movieId", "title"),
     )
 
 

@@ -9,6 +9,7 @@ import secrets
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 from prometheus_client import Counter, Histogram
@@ -18,6 +19,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 # Paths that need no token: whether the service lives, what it offers, and the page, which asks
 # for one.
 OPEN = frozenset({"/", "/health", "/ready", "/page.js", "/page.css", "/openapi.json"})
+# Bytes of a body that are read though the request is refused.
+DRAINED = 1 << 24
 BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 REQUESTS = Counter("fisherfold_requests", "Requests by path and status.", ["path", "status"])
@@ -106,6 +109,7 @@ class Gate:
         try:
             refusal = self._refusal(scope)
             if refusal is not None:
+                await self._drain(scope, receive)
                 await refusal(scope, receive, send_counted)
             else:
                 await self._admit(scope, receive, send_counted)
@@ -123,9 +127,26 @@ class Gate:
             return  # the caller has gone
         else:
             if body is None:
+                await self._drain(scope, receive)
                 await refuse(413, self._too_long())(scope, receive, send)
             else:
                 await self.app(scope, _replay(body, receive), send)
+
+    async def _drain(self, scope: Scope, receive: Receive) -> None:
+        """Read on, within bounds: who is still sending when the connection ends sees no answer."""
+        if _length(scope) > DRAINED:
+            return
+
+        async def drain() -> None:
+            size = 0
+            more = True
+            while more and size <= DRAINED:
+                message = await receive()
+                size += len(message.get("body", b""))
+                more = message.get("more_body", False)
+
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(drain(), self.time_limit)
 
     async def _read(self, receive: Receive) -> bytes | None:
         """The body, or None if it is too long; chunks without a length are counted as they come."""
@@ -159,8 +180,7 @@ class Gate:
                     f"{self.queue_limit} requests are under way already, try again later",
                     **{"Retry-After": "1"},
                 )
-        length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or int(length) > self.body_limit:
+        if _length(scope) > self.body_limit:
             return refuse(413, self._too_long())
         return None
 
@@ -184,6 +204,11 @@ class Gate:
         }
         fields |= scope.get("state", {}).get("log", {})
         logger.info("request", extra={"fields": fields})
+
+
+def _length(scope: Scope) -> int:
+    """The length that a request announces; the HTTP server has checked that it is a number."""
+    return int(dict(scope["headers"]).get(b"content-length", b"0"))
 
 
 def _replay(body: bytes, receive: Receive) -> Callable[[], Awaitable[Message]]:

@@ -6,6 +6,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,8 @@ def serve(
             counts.mkdir()
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(counts)
         settings.to_environment()
-        with _listen(host, port) as listener:
+        # a signal is how a service ends
+        with _listen(host, port) as listener, suppress(KeyboardInterrupt):
             ready(_address(host, listener), version)
             _run(settings, listener, workers)
 
@@ -94,10 +96,7 @@ def _run(settings: Settings, listener: socket.socket, workers: int) -> None:
 
     log_as_json()
     config = uvicorn.Config(FACTORY, **options)
-    try:
-        if workers > 1:
-            Multiprocess(config, sockets=[listener]).run()
-        else:
-            uvicorn.Server(config).run(sockets=[listener])
-    except KeyboardInterrupt:
-        return  # asked to stop, and stopped
+    if workers > 1:
+        Multiprocess(config, sockets=[listener]).run()
+    else:
+        uvicorn.Server(config).run(sockets=[listener])
