@@ -18,6 +18,7 @@ import pytest
 from served import Process, fitted, service
 
 from fisherfold.completion import MatrixCompletion
+from fisherfold.serve.run import _listen
 
 PAIRS = [{"row": k, "column": f"f{k}"} for k in range(20)]
 ASKED = [(k, f"f{k}") for k in range(20)]
@@ -46,6 +47,15 @@ def test_it_answers_and_ends_in_order(folder, model):
         "/predict",
         "/recommend",
     }
+
+
+def test_small_answers_do_not_wait_for_acknowledgements():
+    with (
+        _listen("127.0.0.1", 0) as listener,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
 
 
 def run(*words, **environment):

@@ -98,12 +98,21 @@ class Gate:
             return
         began = time.perf_counter()
         status = 500
+        held = True
 
         async def send_counted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+            elif not message.get("more_body", False):
+                release()  # before the caller, who has its answer, asks again
             await send(message)
+
+        def release() -> None:
+            nonlocal held
+            if held:
+                held = False
+                self.running -= 1
 
         self.running += 1
         try:
@@ -114,7 +123,7 @@ class Gate:
             else:
                 await self._admit(scope, receive, send_counted)
         finally:
-            self.running -= 1
+            release()
             self._count(scope, status, time.perf_counter() - began)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -74,6 +74,9 @@ def _listen(host: str, port: int) -> socket.socket:
             f"cannot listen at {host}, port {port}: {getattr(error, 'strerror', None) or error}; "
             "name another --host or --port"
         ) from None
+    # inherited by connections; asyncio sets it only where it knows the protocol, and an answer
+    # would else wait 40 ms for the caller's acknowledgement of its first part
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.set_inheritable(True)
     return listener
 
