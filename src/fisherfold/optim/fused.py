@@ -83,9 +83,9 @@ class FusedStep:
 
     Args:
         spheres: the hidden matrices; ``has_dense_rows`` must hold for their weights, and momenta
-        have their strides.
+            have their strides.
         others: the parameters that get AdamW; weights and states are dense and have the same
-        strides.
+            strides.
         nesterov: whether the direction looks ahead.
         iterations: of Newton-Schulz, one of ``ITERATIONS``.
     """
@@ -136,7 +136,7 @@ class FusedStep:
 
         Raises:
             FloatingPointError: with the name of one such parameter, all of which are as they were
-            before that step.
+                before that step.
         """
         if self._copied is not None:
             if torch.cuda.is_current_stream_capturing() or not self._copied.query():

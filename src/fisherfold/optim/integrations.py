@@ -44,8 +44,7 @@ def param_groups(
         rest_lr: as for ``SphereOptimizer``.
         weight_decay: of matrices that are not on spheres; that of the optimizer if not given.
         layer_decay: the factor of both rates from each layer to the one before it, for a model of
-        timm; it is the entry
-            ``lr_scale`` of the groups, which the schedulers of timm read.
+            timm; it is the entry ``lr_scale`` of the groups, which the schedulers of timm read.
         overrides: as for ``SphereOptimizer``.
 
     Returns:
@@ -95,8 +94,7 @@ class TrainerFactory:
 
         Args:
             args: of the trainer: ``learning_rate`` is the angle; ``weight_decay``, ``adam_beta1``,
-            ``adam_beta2`` and
-                ``adam_epsilon`` are those of AdamW.
+                ``adam_beta2`` and ``adam_epsilon`` are those of AdamW.
             **options: further ones of ``SphereOptimizer``.
 
         Returns:

@@ -31,7 +31,7 @@ class Layout(NamedTuple):
         matrices: their number.
         rows: of each.
         swap: 0, or 1 where the second axis holds the outputs, or 2 for the third; it is swapped
-        with the one before.
+            with the one before.
     """
 
     matrices: int

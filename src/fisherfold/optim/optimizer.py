@@ -50,27 +50,24 @@ class SphereOptimizer(torch.optim.Optimizer):
         model: a module, wrapped by DDP or ``torch.compile`` or not; or parameter groups from
             ``fisherfold.optim.param_groups``.
         lr: the angle, in radians, by which every row of a hidden matrix turns per step; about 0.002
-        for fine-tuning.
+            for fine-tuning.
         direction: ``"spectral"`` (orthogonalised momentum), ``"gradient"``, or ``"natural"``
-        (Kronecker-factored
-            Fisher information, which collects itself).
+            (Kronecker-factored Fisher information, which collects itself).
         rest: what all else gets: ``"adamw"``, ``"sgd"`` or ``"kfac"``.
         rest_lr: its rate; by default ``lr / 2`` for AdamW, with ``total_steps`` between that for
-        short and
-            ``lr / 10`` for long runs, and 0.05 for the others.
+            short and ``lr / 10`` for long runs, and 0.05 for the others.
         momentum: of hidden matrices and of SGD.
         weight_decay: of heads, embeddings and other matrices that are not on spheres.
         betas: of AdamW.
         eps: of AdamW.
         ns_steps: the number of Newton-Schulz iterations.
         total_steps: lets all rates rise over the first tenth of so many steps and fall to zero at
-        the end, without a
-            scheduler.
+            the end, without a scheduler.
         average: keep an average of the weights, which ``averaged()`` puts in their place.
         overrides: how parameters are treated, by name: ``"row"``, ``"tensor"`` (one sphere) or
-        ``"adamw"``.
+            ``"adamw"``.
         lr_scales: factors of both rates by the names of modules or parameters, for layer-wise
-        rates.
+            rates.
         damping: of the natural direction, relative to the mean eigenvalue of each Kronecker factor.
         every: steps between collections of curvature; 0 leaves it to ``refresh``.
         process_group: whose ranks share curvature; the default group if there is one.
@@ -243,8 +240,7 @@ class SphereOptimizer(torch.optim.Optimizer):
 
         Args:
             param_group: as for any optimizer; ``"rule"`` is ``"spheres"`` (every weight row by
-            row), ``"adamw"``,
-                ``"sgd"`` or ``"kfac"``.
+                row), ``"adamw"``, ``"sgd"`` or ``"kfac"``.
 
         Raises:
             ValueError: if an entry is out of range.
@@ -572,7 +568,7 @@ class SphereOptimizer(torch.optim.Optimizer):
 
         Args:
             batches: of inputs, from which the statistics of batch norms are renewed; needed where
-            there are any.
+                there are any.
 
         Returns:
             The context; after it weights, buffers and modes are what they were.
@@ -606,9 +602,8 @@ class SphereOptimizer(torch.optim.Optimizer):
             batches: pairs of inputs and targets.
             loss_fn: of outputs and targets, a mean over samples.
             sampler: draws targets from the outputs, for the Fisher matrix of the model instead of
-            that of the data:
-                a function of the outputs, or ``"mc"`` for cross-entropy, binary cross-entropy and
-                mean squared errors.
+                that of the data: a function of the outputs, or ``"mc"`` for cross-entropy, binary
+                cross-entropy and mean squared errors.
 
         Raises:
             ValueError: if no weight has a natural direction, or no batch reaches one.
@@ -639,7 +634,7 @@ class SphereOptimizer(torch.optim.Optimizer):
 
         Raises:
             ValueError: if it is the state of another model, optimizer or version, or not finite;
-            nothing is changed.
+                nothing is changed.
         """
         order = loading.validated(self, state_dict)
         if self._flow is not None:

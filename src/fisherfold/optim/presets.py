@@ -74,13 +74,11 @@ class MKFAC(_Preset):
         every: steps between collections of curvature; 0 leaves it to ``refresh``.
         reduction: ``"mean"`` or ``"sum"``: how the loss is reduced over its terms.
         grad_scaler: the ``torch.amp.GradScaler`` that scales the losses, if one does: absolute
-        damping needs gradients
-            of the loss itself. Clipping is of no consequence.
+            damping needs gradients of the loss itself. Clipping is of no consequence.
         invariant: a mapping from names of parameters to ``"row"``, ``"tensor"``, ``"none"`` or a
-        number of spheres,
-            which overrides the probe; or ``"none"``.
+            number of spheres, which overrides the probe; or ``"none"``.
         example_input: a batch for the probe: a tensor, a tuple of arguments or a mapping of keyword
-        arguments.
+            arguments.
         process_group: whose ranks share curvature; the default group if there is one.
 
     Raises:
@@ -202,10 +200,9 @@ class SGDG(_Preset):
         momentum: μ, for both.
         weight_decay: of matrices that are not on spheres.
         invariant: a mapping from names of parameters to ``"row"``, ``"tensor"``, ``"none"`` or a
-        number of spheres,
-            which overrides the probe; or ``"none"``.
+            number of spheres, which overrides the probe; or ``"none"``.
         example_input: a batch for the probe: a tensor, a tuple of arguments or a mapping of keyword
-        arguments.
+            arguments.
 
     Raises:
         ValueError: if an option is out of range.

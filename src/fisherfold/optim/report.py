@@ -19,10 +19,9 @@ class Diagnosis:
 
     Attributes:
         cosine: between the natural direction and the gradient, both tangent where the weight is on
-        spheres; at 1 the
-            curvature does nothing.
+            spheres; at 1 the curvature does nothing.
         radial: the part of the gradient along the weight; near 0 where the weight is scale
-        invariant.
+            invariant.
     """
 
     cosine: float

@@ -18,8 +18,7 @@ class Finding:
         reason: one sentence.
         statistic: the largest |cos(w, ∂f/∂w)|·√dim over draws and blocks; NaN if not measured.
         rescaling: the relative change of the outputs when blocks are rescaled, at the model's own
-        values and with the
-            true ε of its normalisation layers; NaN if not measured.
+            values and with the true ε of its normalisation layers; NaN if not measured.
     """
 
     kind: Kind

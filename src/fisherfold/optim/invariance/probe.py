@@ -56,10 +56,9 @@ def find_scale_invariant(model: nn.Module, example_input: Any) -> dict[str, Find
 
     Args:
         model: any module; it is copied, and neither its parameters, buffers, gradients, hooks nor
-        the random state
-            are touched.
+            the random state are touched.
         example_input: a batch that the model accepts: a tensor, a tuple of positional arguments or
-        a mapping of keyword arguments. A few samples of it are used.
+            a mapping of keyword arguments. A few samples of it are used.
 
     Returns:
         One finding per parameter name, in the order of ``named_parameters()``.
