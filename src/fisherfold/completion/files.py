@@ -66,9 +66,9 @@ def pack(model: CompletionModel, *, slim: bool = False) -> tuple[Arrays, dict[st
     expected value of a category does, and so does what features tell of a member without ratings.
     """
     arrays, meta = pack_posterior(model.posterior)
-    if not model.has_spread or (
-        slim and model.categories is None and model.posterior.rows.features is None
-    ):
+    needed = model.categories is not None or model.posterior.rows.features is not None
+    meta["has_spread"] = model.has_spread and (needed or not slim)
+    if not meta["has_spread"]:
         del arrays["rows.covariance"]
     if slim:
         model = replace(model, seen=None, events=None)
@@ -94,7 +94,9 @@ def unpack(
     if "rows.amounts" not in arrays:
         raise ValueError("it was written by version 0.2, whose models cannot be read: fit it again")
     tensors = {name: torch.as_tensor(array) for name, array in arrays.items()}
-    has_spread = "rows.covariance" in tensors
+    has_spread = meta.get("has_spread")
+    if not isinstance(has_spread, bool) or has_spread != ("rows.covariance" in tensors):
+        raise ValueError(f"has_spread is {has_spread!r}, which its rows.covariance does not fit")
     if not has_spread:
         n, q = expect(tensors, "rows.mean", (None, None)).shape
         tensors["rows.covariance"] = torch.zeros(n, q * (q + 1) // 2)
