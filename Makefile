@@ -35,7 +35,7 @@ unit: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 
 test-slow: $(VENV)/.dev ## the tests that take long: hostile sweeps, kills, several processes, notebooks
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "slow and not hours"
 
 coverage: $(VENV)/.dev ## branch coverage by package, of the tests of make test (TESTS=all: of the slow ones too)
 	$(BIN)/coverage erase

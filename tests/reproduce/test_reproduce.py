@@ -219,6 +219,7 @@ def test_an_interrupt_leaves_no_half_written_file_and_says_how_to_go_on(folder, 
 
 
 @pytest.mark.slow
+@pytest.mark.hours
 def test_the_documented_command_runs(folder, tmp_path):
     """With two processes, from a clone; 0.2.0 ended with an error about a lambda."""
     page = (ROOT / "docs" / "reproduction" / "index.md").read_text()
