@@ -58,7 +58,7 @@ def made(rows: int, columns: int, rank: int, ratings: int):
         side = Side.start(mean, counts, torch.ones(q), has_offset=True)
         side.covariance = pack(0.05 * torch.eye(q)[None]).repeat(n, 1)
         sides.append(side)
-    posterior = CompletionPosterior(sides[0], sides[1], 2.0, 20.0, len(keep))
+    posterior = CompletionPosterior(sides[0], sides[1], 2.0, 20.0, len(keep), float(len(keep)))
     seen = TrainingRatings(offsets, items.astype(np.int32), np.zeros(len(keep), dtype=np.float32))
     ids = IdIndex(np.arange(rows)), IdIndex(np.arange(columns))
     model = CompletionModel(*ids, posterior, 3.5, 1.0, 1.0, 5.0, seen, "variational", 0, len(keep))
