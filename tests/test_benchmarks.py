@@ -71,6 +71,7 @@ def test_a_missing_peer_ends_with_2_and_the_command_that_installs_it(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.hours
 @pytest.mark.parametrize("name", names())
 def test_smoke(name):
     run = benchmarks("run", name, "--smoke")
