@@ -25,7 +25,6 @@ import scipy.sparse as sp
 
 from benchmarks._common import left_out
 from benchmarks.implicit_feedback import last_fifth
-from benchmarks.implicit_feedback import load as load_pairs
 from fisherfold import MatrixCompletion, datasets
 from fisherfold.completion.metrics import ranking_metrics
 
@@ -35,12 +34,15 @@ GOOD = 4.0
 
 
 def load(name: str) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray, np.ndarray]:
-    """Pairs, times and ratings."""
-    pairs, times = load_pairs(name)
+    """Pairs of users and films numbered from 0, times and ratings."""
     if name == "movielens100k":
-        return pairs, times, datasets.load_ratings(name).values
+        data = datasets.load_ratings(name)
+        return (data.rows, data.cols), data.timestamp, data.values
     frame = pl.read_csv(Path(os.environ["FISHERFOLD_DATA"]) / "movielens_small" / "ratings.csv")
-    return pairs, times, frame["rating"].to_numpy()
+    users, films = (
+        np.unique(frame[name].to_numpy(), return_inverse=True)[1] for name in ("userId", "movieId")
+    )
+    return (users, films), frame["timestamp"].to_numpy(), frame["rating"].to_numpy()
 
 
 Lists = tuple[np.ndarray, np.ndarray]
@@ -238,10 +240,10 @@ def main(given: Namespace) -> None:
         agreement()
         return
     (rows, columns), times, values = load(given.data)
-    held = last_fifth((rows, columns), times)
+    held = last_fifth(rows, times)
     parts = rows.astype(np.int64), columns.astype(np.int64), values
     train, test = (tuple(part[where] for part in parts) for where in (~held, held))
-    inside = last_fifth(train[:2], times[~held])
+    inside = last_fifth(train[0], times[~held])
     inner, valid = (tuple(part[where] for part in train) for where in (~inside, inside))
     print(f"{given.data}: {len(train[0])} ratings, {len(test[0])} held out")
     print("| | nDCG@10 | recall@20 | coverage@10 | CPU s | chosen |\n|---|---|---|---|---|---|")

@@ -95,14 +95,13 @@ def ready(stream: Popular, group: Any) -> Any:
     from fisherfold.completion import MatrixCompletion
     from fisherfold.completion.distributed_fit import share_out
     from fisherfold.completion.entries import Entries
-    from fisherfold.completion.ratings import Ratings
+    from fisherfold.completion.ratings import Ratings, Triplets
     from fisherfold.distributed import Axis
 
     if group.size == 1:
         axes = Axis.whole(stream.users), Axis.whole(stream.items)
-        return Ratings.over(
-            axes, *(np.concatenate(parts) for parts in zip(*stream.pieces(), strict=True))
-        )
+        columns = (np.concatenate(parts) for parts in zip(*stream.pieces(), strict=True))
+        return Ratings.over(axes, Triplets(*columns))
 
     pieces = [
         np.concatenate(parts) for parts in zip(*stream.pieces(group.rank, group.size), strict=True)
