@@ -94,7 +94,7 @@ def unpack(
     if "rows.amounts" not in arrays:
         raise ValueError("it was written by version 0.2, whose models cannot be read: fit it again")
     tensors = {name: torch.as_tensor(array) for name, array in arrays.items()}
-    has_spread = meta.get("has_spread")
+    has_spread = meta.get("has_spread", True)
     if not isinstance(has_spread, bool) or has_spread != ("rows.covariance" in tensors):
         raise ValueError(f"has_spread is {has_spread!r}, which its rows.covariance does not fit")
     if not has_spread:
